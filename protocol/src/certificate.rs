@@ -1,0 +1,64 @@
+//! The death certificate: what a person reads afterwards.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{Cause, Counts, Incarnation, Name};
+
+/// One thing that was seen or done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Microseconds since the first moment of this certificate, on the monotonic clock.
+    /// Kernel events carry the kernel's own time and may stand before what was read later.
+    pub at_us: i64,
+    /// `evidence`, `decision` or `effect`.
+    pub kind: String,
+    /// The closed name of the evidence, decision or effect.
+    pub what: String,
+    /// For people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// Who died, of what, and what was done about it. JetStream stream `lastgasp_deaths`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Certificate {
+    /// Always [`crate::SCHEMA`].
+    pub schema: u32,
+    /// A ULID; signals and answers name it.
+    pub certificate: String,
+    /// Node name.
+    pub node: Name,
+    /// Worker name.
+    pub worker: Name,
+    /// Which life ended.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// Wall-clock time of the first evidence.
+    pub at: Timestamp,
+    /// Why it was withdrawn.
+    pub cause: Cause,
+    /// True in `mode = "observe"`: decided, but nothing was changed.
+    #[serde(default)]
+    pub observed_only: bool,
+    /// What was seen and done, in order.
+    pub timeline: Vec<Moment>,
+    /// Routers that have said `received`.
+    #[serde(default)]
+    pub routers_received: u64,
+    /// Routers that have said `done`.
+    #[serde(default)]
+    pub routers_done: u64,
+    /// Sums over the routers that are done.
+    #[serde(default)]
+    pub streams: Counts,
+}
+
+impl Certificate {
+    /// The certificate as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        crate::record::to_json(self)
+    }
+}

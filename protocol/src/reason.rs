@@ -1,0 +1,116 @@
+//! Why a worker is withdrawn: closed enums, used verbatim in signals, certificates, logs and metrics.
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of end it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseKind {
+    /// A critical process was killed by a signal that dumps no core (SIGKILL, SIGTERM, …).
+    ProcessKilled,
+    /// A critical process was ended by a signal that dumps core (SIGSEGV, SIGABRT, …).
+    ProcessCrashed,
+    /// A critical process ended by itself, with whatever exit status; 0 is a loss too.
+    ProcessExited,
+    /// The kernel's OOM killer chose a critical process.
+    OomKilled,
+    /// A critical process was found dead; how it ended is not known (it died unobserved).
+    ProcessGone,
+    /// The serving port's last listener was closed by an exiting task.
+    ListenerClosed,
+    /// Connections to the health address are refused and nothing listens there.
+    ConnectionRefused,
+    /// The liveness service said NOT_SERVING while the processes lived.
+    NotServing,
+    /// The readiness service said NOT_SERVING.
+    NotReady,
+    /// Probes went unanswered over the hang window.
+    Hung,
+    /// SIGTERM or SIGINT reached the engine, or its listener was closed on purpose.
+    Terminated,
+    /// A person or a program asked for it.
+    Commanded,
+}
+
+impl CauseKind {
+    /// The wire name, as in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ProcessKilled => "process_killed",
+            Self::ProcessCrashed => "process_crashed",
+            Self::ProcessExited => "process_exited",
+            Self::OomKilled => "oom_killed",
+            Self::ProcessGone => "process_gone",
+            Self::ListenerClosed => "listener_closed",
+            Self::ConnectionRefused => "connection_refused",
+            Self::NotServing => "not_serving",
+            Self::NotReady => "not_ready",
+            Self::Hung => "hung",
+            Self::Terminated => "terminated",
+            Self::Commanded => "commanded",
+        }
+    }
+}
+
+impl std::fmt::Display for CauseKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Who sent a signal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sender {
+    /// The sender's process id in the initial PID namespace.
+    pub pid: u32,
+    /// Its comm, at most 15 bytes.
+    pub comm: String,
+}
+
+/// Why a worker is withdrawn, as far as it is known when the signal is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cause {
+    /// What kind of end.
+    pub kind: CauseKind,
+    /// Signal number, if a signal ended the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// Exit status 0 to 255, if the process ended by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_status: Option<i32>,
+    /// Title or role of the process, such as `VLLM::EngineCore`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// Who sent the signal, where the kernel told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sender: Option<Sender>,
+}
+
+impl Cause {
+    /// A cause of this kind with nothing more known.
+    #[must_use]
+    pub const fn of(kind: CauseKind) -> Self {
+        Self { kind, signal: None, exit_status: None, process: None, sender: None }
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kind, signal, exit_status, process, sender } = self;
+        write!(f, "{kind}")?;
+        if let Some(process) = process {
+            write!(f, " {process}")?;
+        }
+        if let Some(signal) = signal {
+            write!(f, " by signal {signal}")?;
+        }
+        if let Some(status) = exit_status {
+            write!(f, " with status {status}")?;
+        }
+        if let Some(Sender { pid, comm }) = sender {
+            write!(f, " from {comm} (pid {pid})")?;
+        }
+        Ok(())
+    }
+}
