@@ -1,0 +1,1 @@
+//! Sensors report [`crate::core::Evidence`]. They never decide.
