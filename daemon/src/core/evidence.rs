@@ -77,6 +77,17 @@ impl Exit {
     }
 }
 
+/// A critical process of a worker: the engine's root, or a descendant that the profile names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Thread group id.
+    pub tgid: u32,
+    /// Title or role, as `VLLM::EngineCore`.
+    pub title: std::sync::Arc<str>,
+    /// It is the engine's root.
+    pub root: bool,
+}
+
 /// What a health service speaks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -88,44 +99,43 @@ pub enum HealthRole {
 }
 
 /// One observation. Where a process is meant, it is a *critical* one of the worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// The kernel reported the exit of the whole thread group (`sched_process_exit`).
     ProcessExit {
-        /// Title or role, as `VLLM::EngineCore`.
-        process: String,
+        /// Which.
+        process: Process,
         /// How it ended.
         exit: Exit,
     },
     /// The pidfd became readable, or the process was found missing.
     ProcessGone {
-        /// Title or role.
-        process: String,
+        /// Which.
+        process: Process,
         /// How it ended, if that could still be learnt.
         exit: Exit,
     },
     /// A signal that ends the process is being delivered to it (`signal_deliver`).
     SignalDelivered {
-        /// Title or role.
-        process: String,
+        /// Which.
+        process: Process,
         /// Signal number. A group exit shows every thread signal 9, whatever the first one was.
         signal: i32,
     },
     /// The OOM killer chose the process (`mark_victim`).
     OomVictim {
-        /// Title or role.
-        process: String,
+        /// Which.
+        process: Process,
     },
     /// A fatal signal was delivered a while ago, and the process is still there, not dumping core.
     StillAlive {
-        /// Title or role.
-        process: String,
+        /// Which.
+        process: Process,
     },
     /// A critical process of this role is there (again).
     CriticalSeen {
-        /// Title or role.
-        process: String,
+        /// Which.
+        process: Process,
     },
     /// The serving port's listening socket was closed, and no other listener is left there.
     ListenerClosed {
@@ -187,7 +197,7 @@ impl Kind {
 }
 
 /// One observation about one life of one worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
     /// Which worker.
     pub worker: WorkerId,

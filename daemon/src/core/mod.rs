@@ -1,3 +1,137 @@
-//! The decision core: evidence in, effects out. No sockets, no clock of its own.
-pub mod evidence;
-pub use evidence::{Evidence, Exit, HealthRole, Kind, Nanos, ProcessId, WorkerId};
+//! The decision core: evidence in, effects out.
+//!
+//! Synchronous, without sockets and without a clock: time comes in with the input. All policy is
+//! here, the part that depends on the kind of evidence in one table, [`ladder`].
+
+mod effect;
+mod evidence;
+mod ladder;
+mod worker;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lastgasp_protocol::Incarnation;
+
+pub use effect::{Effect, HeldBack, Listing, State, Timer};
+pub use evidence::{Evidence, Exit, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId};
+use worker::{Brake, Worker};
+pub use worker::{OnNotServing, WorkerPolicy};
+
+/// What is configured for the node as a whole.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// How long a lost worker that lives must have been well before it is listed again. Doubles
+    /// with every loss of the same life.
+    pub hold_down: Duration,
+    /// How long after a fatal signal an exit is expected.
+    pub recheck_after: Duration,
+    /// Withdrawals per minute on anything but process evidence.
+    pub soft_withdrawals_per_minute: u32,
+}
+
+/// All workers of the node.
+#[derive(Debug)]
+pub struct Core {
+    policy: Policy,
+    workers: Vec<Worker>,
+    soft: VecDeque<Nanos>,
+}
+
+impl Core {
+    /// A core for these workers; [`WorkerId`] is the place in the list.
+    #[must_use]
+    pub fn new(policy: Policy, workers: Vec<WorkerPolicy>) -> Self {
+        let workers = workers.into_iter().zip(0..).map(|(policy, id)| Worker::new(WorkerId(id), policy)).collect();
+        Self { policy, workers, soft: VecDeque::new() }
+    }
+
+    /// A root process was found for a worker.
+    pub fn found(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, now: Nanos) -> Vec<Effect> {
+        let mut out = Vec::new();
+        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+            worker.found(root, incarnation, now, self.policy.hold_down, &mut out);
+        }
+        out
+    }
+
+    /// The record of a worker that registers itself was found, with proof that it is its own.
+    pub fn adopted(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, epoch: u64) -> Vec<Effect> {
+        let mut out = Vec::new();
+        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+            worker.adopted(root, incarnation, epoch, &mut out);
+        }
+        out
+    }
+
+    /// The record stands under this epoch, because an earlier daemon had listed the same life.
+    pub fn resumed(&mut self, worker: WorkerId, incarnation: &Incarnation, epoch: u64) {
+        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+            worker.resumed(incarnation, epoch);
+        }
+    }
+
+    /// Evidence came in at `now`. It may be older, and it may be about a life that is over.
+    pub fn evidence(&mut self, evidence: &Evidence, now: Nanos) -> Vec<Effect> {
+        self.with_worker(evidence.worker, |worker, policy, brake, out| {
+            worker.evidence(evidence, now, policy.hold_down, policy.recheck_after, brake, out);
+        })
+    }
+
+    /// A timer that [`Effect::Arm`] asked for is due.
+    pub fn fire(&mut self, worker: WorkerId, timer: Timer, now: Nanos) -> Vec<Effect> {
+        self.with_worker(worker, |worker, policy, brake, out| {
+            worker.fire(timer, now, policy.hold_down, brake, out);
+        })
+    }
+
+    /// Where a worker stands; `None` while no process was found.
+    #[must_use]
+    pub fn state(&self, worker: WorkerId) -> Option<State> {
+        self.workers.get(worker.0 as usize)?.life.as_ref().map(|life| life.state)
+    }
+
+    fn with_worker(
+        &mut self,
+        id: WorkerId,
+        act: impl FnOnce(&mut Worker, &Policy, &mut dyn Brake, &mut Vec<Effect>),
+    ) -> Vec<Effect> {
+        let mut out = Vec::new();
+        let about_us = self.about_us();
+        let Some(worker) = self.workers.get_mut(id.0 as usize) else { return out };
+        let mut brake = NodeBrake { soft: &mut self.soft, limit: self.policy.soft_withdrawals_per_minute, about_us };
+        act(worker, &self.policy, &mut brake, &mut out);
+        out
+    }
+
+    /// Several probes fail, and they are the majority: a network or a clock of ours has failed.
+    fn about_us(&self) -> bool {
+        let lives = self.workers.iter().filter_map(|worker| worker.life.as_ref()).filter(|life| life.is_probed());
+        let (all, failing) =
+            lives.fold((0, 0), |(all, failing), life| (all + 1, failing + usize::from(life.unanswered > 0)));
+        failing >= 2 && failing * 2 > all
+    }
+}
+
+struct NodeBrake<'a> {
+    soft: &'a mut VecDeque<Nanos>,
+    limit: u32,
+    about_us: bool,
+}
+
+impl Brake for NodeBrake<'_> {
+    fn admit_soft(&mut self, now: Nanos) -> Option<HeldBack> {
+        while self.soft.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
+            self.soft.pop_front();
+        }
+        if self.soft.len() >= self.limit as usize {
+            return Some(HeldBack::BlastRadius);
+        }
+        self.soft.push_back(now);
+        None
+    }
+
+    fn about_us(&self) -> bool {
+        self.about_us
+    }
+}

@@ -1,0 +1,115 @@
+//! The evidence ladder: how strong each kind of evidence is, and what follows from it.
+//! All policy that depends on the kind alone is in this one table.
+
+use lastgasp_protocol::{Cause, CauseKind};
+
+use super::{Exit, HealthRole, Kind, Process};
+
+/// Signals whose default action dumps core (signal(7)).
+const DUMPS_CORE: [i32; 8] = [
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGQUIT,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+];
+
+/// What a piece of evidence says about the worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Meaning {
+    /// The worker is dead, now: a critical process ended or is ending.
+    Dead {
+        /// Which process.
+        process: Process,
+        /// Of what.
+        cause: Cause,
+        /// Near certain rather than certain: look again if no exit follows.
+        recheck: bool,
+        /// An end that fits a worker which leaves on purpose.
+        orderly: bool,
+    },
+    /// Nobody can reach it any more. Does not count while draining.
+    Unreachable(Cause),
+    /// It is leaving on purpose.
+    Leaving(Cause),
+    /// The liveness service took back its word. What follows is the operator's choice.
+    NotLive,
+    /// It takes no new work for now.
+    NotReady,
+    /// A health service is content.
+    Healthy(HealthRole),
+    /// It listens. Counts where there is no health service.
+    Listening,
+    /// A probe was refused by a host where nobody listens; twice is a verdict.
+    Refused,
+    /// A probe went unanswered; over the hang window that is a verdict.
+    Unanswered,
+    /// A probe was answered.
+    Answered,
+    /// Too little to act on: ask.
+    Suspicion,
+    /// A critical process is there again.
+    Revived(Process),
+    /// A death that was announced did not come.
+    FalseAlarm(Process),
+}
+
+/// Reads the table.
+#[must_use]
+pub fn meaning(kind: &Kind) -> Meaning {
+    let dead = |process: &Process, exit: Exit, recheck: bool| Meaning::Dead {
+        process: process.clone(),
+        cause: cause_of_exit(process, exit),
+        recheck,
+        orderly: exit.is_orderly() && !recheck,
+    };
+    match kind {
+        // certain
+        Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => dead(process, *exit, false),
+        // near certain
+        Kind::SignalDelivered { process, signal } => {
+            let core = DUMPS_CORE.contains(signal);
+            dead(process, Exit::Signal { signal: *signal, core }, true)
+        }
+        Kind::OomVictim { process } => Meaning::Dead {
+            process: process.clone(),
+            cause: Cause {
+                kind: CauseKind::OomKilled,
+                ..cause_of_exit(process, Exit::Signal { signal: libc::SIGKILL, core: false })
+            },
+            recheck: true,
+            orderly: false,
+        },
+        // strong
+        Kind::ListenerClosed { exiting: true } => Meaning::Unreachable(Cause::of(CauseKind::ListenerClosed)),
+        Kind::ListenerClosed { exiting: false } => Meaning::Leaving(Cause::of(CauseKind::Terminated)),
+        Kind::Terminating { signal } => {
+            Meaning::Leaving(Cause { signal: Some(*signal), ..Cause::of(CauseKind::Terminated) })
+        }
+        Kind::NotServing { role: HealthRole::Liveness } => Meaning::NotLive,
+        Kind::NotServing { role: HealthRole::Readiness } => Meaning::NotReady,
+        Kind::ProbeRefused { listening: false } => Meaning::Refused,
+        // soft
+        Kind::ProbeUnanswered | Kind::ProbeRefused { listening: true } => Meaning::Unanswered,
+        Kind::WatchBroken => Meaning::Suspicion,
+        // good news
+        Kind::Serving { role } => Meaning::Healthy(*role),
+        Kind::Listening => Meaning::Listening,
+        Kind::ProbeAnswered => Meaning::Answered,
+        Kind::CriticalSeen { process } => Meaning::Revived(process.clone()),
+        Kind::StillAlive { process } => Meaning::FalseAlarm(process.clone()),
+    }
+}
+
+fn cause_of_exit(process: &Process, exit: Exit) -> Cause {
+    let (kind, signal, exit_status) = match exit {
+        Exit::Status(status) => (CauseKind::ProcessExited, None, Some(status)),
+        Exit::Signal { signal, core: true } => (CauseKind::ProcessCrashed, Some(signal), None),
+        Exit::Signal { signal, core: false } => (CauseKind::ProcessKilled, Some(signal), None),
+        Exit::Unknown => (CauseKind::ProcessGone, None, None),
+    };
+    Cause { kind, signal, exit_status, process: Some(process.title.as_ref().to_owned()), sender: None }
+}

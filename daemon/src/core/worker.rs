@@ -1,0 +1,489 @@
+//! One worker's state machine.
+
+use std::time::Duration;
+
+use lastgasp_protocol::{Action, Cause, CauseKind, Incarnation, Mode, WorkerState};
+
+use super::ladder::{self, Meaning};
+use super::{Effect, Evidence, HealthRole, HeldBack, Listing, Nanos, Process, ProcessId, State, Timer, WorkerId};
+
+/// Unanswered probes that a hang takes at the least, however short its window.
+const MIN_UNANSWERED: u32 = 3;
+/// Refused probes that make a verdict.
+const REFUSED_VERDICT: u32 = 2;
+/// How long a verdict that was held back waits before it is looked at again.
+const RETRY_HELD: Duration = Duration::from_secs(5);
+/// The hold-down doubles with every loss of the same life, up to this many times.
+const MAX_HOLD_DOUBLINGS: u32 = 5;
+
+/// What follows when the liveness service says NOT_SERVING while the processes live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNotServing {
+    /// Drain, then hand over when the window is past.
+    #[default]
+    Drain,
+    /// Lost, at once.
+    Lost,
+    /// No new work until it says SERVING again.
+    Unready,
+}
+
+/// What is configured for one worker, as far as decisions depend on it.
+#[derive(Debug, Clone)]
+pub struct WorkerPolicy {
+    /// How long streams are left alone when the worker leaves on purpose.
+    pub drain_window: Duration,
+    /// How long probes go unanswered before the worker is hung.
+    pub hang_window: Duration,
+    /// The operator's choice.
+    pub on_not_serving: OnNotServing,
+    /// The worker registers itself: it serves when its record was adopted, not when health says so.
+    pub registers_itself: bool,
+    /// Some health service speaks for liveness; without one, readiness alone begins to serve.
+    pub has_liveness: bool,
+}
+
+/// Withdrawals without process evidence, and whether one more is allowed.
+pub(super) trait Brake {
+    /// Why a withdrawal on other than process evidence may not happen now, if so. Counts it if it may.
+    fn admit_soft(&mut self, now: Nanos) -> Option<HeldBack>;
+    /// Probes of most of the node's workers fail at once.
+    fn about_us(&self) -> bool;
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    id: WorkerId,
+    policy: WorkerPolicy,
+    pub(super) life: Option<Life>,
+}
+
+/// One life of a worker, from the sight of its root process on.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) root: ProcessId,
+    incarnation: Incarnation,
+    epoch: u64,
+    pub(super) state: State,
+    /// A record of this (incarnation, epoch) is wanted.
+    listed: bool,
+    cause: Option<Cause>,
+    /// SIGTERM was seen: whatever health says, it is not listed again by itself.
+    terminating: bool,
+    root_dead: bool,
+    dead: Vec<Dead>,
+    live: Option<bool>,
+    ready: Option<bool>,
+    listening: bool,
+    refused: u32,
+    pub(super) unanswered: u32,
+    first_unanswered: Nanos,
+    losses: u32,
+    lost_at: Nanos,
+}
+
+/// A critical process that is dead, or as good as dead.
+#[derive(Debug)]
+struct Dead {
+    process: Process,
+    /// Seen to be gone, not only announced by a signal.
+    confirmed: bool,
+}
+
+impl Life {
+    fn listing(&self, worker: WorkerId) -> Listing {
+        Listing { worker, incarnation: self.incarnation.clone(), epoch: self.epoch }
+    }
+
+    fn is_listed_state(&self) -> bool {
+        matches!(self.state, State::Serving | State::Unready)
+    }
+
+    /// The worker is one whose probes count.
+    pub(super) fn is_probed(&self) -> bool {
+        matches!(self.state, State::Serving | State::Unready | State::Draining)
+    }
+}
+
+impl Worker {
+    pub(super) const fn new(id: WorkerId, policy: WorkerPolicy) -> Self {
+        Self { id, policy, life: None }
+    }
+
+    /// A root process was found. Another one than before means that the former is gone.
+    pub(super) fn found(
+        &mut self,
+        root: ProcessId,
+        incarnation: Incarnation,
+        now: Nanos,
+        hold_down: Duration,
+        out: &mut Vec<Effect>,
+    ) {
+        match &self.life {
+            Some(life) if life.root == root => return,
+            Some(life) if !life.root_dead => {
+                let process = Process { tgid: life.root.tgid, title: "root".into(), root: true };
+                let gone = super::Kind::ProcessGone { process, exit: super::Exit::Unknown };
+                let evidence = Evidence { worker: self.id, root: life.root, kind: gone, at: now };
+                self.evidence(&evidence, now, hold_down, Duration::ZERO, &mut Unbraked, out);
+            }
+            _ => {}
+        }
+        let from = self.life.as_ref().map_or(State::Starting, |life| life.state);
+        self.life = Some(Life {
+            root,
+            incarnation,
+            epoch: 0,
+            state: State::Starting,
+            listed: false,
+            cause: None,
+            terminating: false,
+            root_dead: false,
+            dead: Vec::new(),
+            live: None,
+            ready: None,
+            listening: false,
+            refused: 0,
+            unanswered: 0,
+            first_unanswered: now,
+            losses: 0,
+            lost_at: now,
+        });
+        out.push(Effect::Changed { worker: self.id, from, to: State::Starting, cause: None });
+    }
+
+    /// The record of a worker that registers itself was found and proven to be its own.
+    pub(super) fn adopted(&mut self, root: ProcessId, incarnation: Incarnation, epoch: u64, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut().filter(|life| life.root == root) else { return };
+        if life.state != State::Starting {
+            return;
+        }
+        life.incarnation = incarnation;
+        life.epoch = epoch;
+        life.listed = true;
+        life.state = State::Serving;
+        out.push(Effect::Changed { worker: self.id, from: State::Starting, to: State::Serving, cause: None });
+    }
+
+    /// The record was written under another epoch than wanted: this life had been listed before
+    /// the daemon was started.
+    pub(super) fn resumed(&mut self, incarnation: &Incarnation, epoch: u64) {
+        if let Some(life) = self.life.as_mut().filter(|life| life.incarnation == *incarnation) {
+            life.epoch = life.epoch.max(epoch);
+        }
+    }
+
+    pub(super) fn evidence(
+        &mut self,
+        evidence: &Evidence,
+        now: Nanos,
+        hold_down: Duration,
+        recheck_after: Duration,
+        brake: &mut dyn Brake,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(life) = self.life.as_mut().filter(|life| life.root == evidence.root) else { return };
+        match ladder::meaning(&evidence.kind) {
+            Meaning::Dead { process, cause, recheck, orderly } => {
+                self.dead(process, cause, recheck.then_some(recheck_after), orderly, now, out);
+            }
+            Meaning::Unreachable(cause) => {
+                if life.is_listed_state() {
+                    self.lost(cause, now, Some(brake), out);
+                }
+            }
+            Meaning::Leaving(cause) => {
+                life.terminating |= cause.signal.is_some();
+                if life.is_listed_state() {
+                    self.drain(cause, now, out);
+                }
+            }
+            Meaning::NotLive => {
+                life.live = Some(false);
+                if life.is_listed_state() {
+                    let cause = Cause::of(CauseKind::NotServing);
+                    match self.policy.on_not_serving {
+                        OnNotServing::Drain => self.drain(cause, now, out),
+                        OnNotServing::Lost => self.lost(cause, now, Some(brake), out),
+                        OnNotServing::Unready => self.relist(State::Unready, Some(cause), out),
+                    }
+                }
+            }
+            Meaning::NotReady => {
+                life.ready = Some(false);
+                if life.state == State::Serving {
+                    self.relist(State::Unready, Some(Cause::of(CauseKind::NotReady)), out);
+                }
+            }
+            Meaning::Healthy(role) => {
+                match role {
+                    HealthRole::Liveness => life.live = Some(true),
+                    HealthRole::Readiness => life.ready = Some(true),
+                }
+                (life.refused, life.unanswered) = (0, 0);
+                self.healthy(now, hold_down, out);
+            }
+            Meaning::Listening => {
+                life.listening = true;
+                self.healthy(now, hold_down, out);
+            }
+            Meaning::Answered => {
+                (life.refused, life.unanswered) = (0, 0);
+                self.healthy(now, hold_down, out);
+            }
+            Meaning::Refused => {
+                life.refused += 1;
+                if life.is_listed_state() {
+                    if life.refused >= REFUSED_VERDICT {
+                        self.lost(Cause::of(CauseKind::ConnectionRefused), now, Some(brake), out);
+                    } else {
+                        out.push(Effect::Probe(self.id));
+                    }
+                }
+            }
+            Meaning::Unanswered => self.unanswered(now, brake, out),
+            Meaning::Suspicion => {
+                if life.is_probed() {
+                    out.push(Effect::Probe(self.id));
+                }
+            }
+            Meaning::Revived(process) => {
+                if let Some(at) = life.dead.iter().position(|dead| dead.process.title == process.title) {
+                    life.dead.swap_remove(at);
+                    self.healthy(now, hold_down, out);
+                }
+            }
+            Meaning::FalseAlarm(process) => {
+                // Only what a signal announced can be taken back; an exit cannot.
+                life.dead.retain(|dead| dead.confirmed || dead.process.tgid != process.tgid);
+                self.healthy(now, hold_down, out);
+            }
+        }
+    }
+
+    fn dead(
+        &mut self,
+        process: Process,
+        cause: Cause,
+        recheck: Option<Duration>,
+        orderly: bool,
+        now: Nanos,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(life) = self.life.as_mut() else { return };
+        let confirmed = recheck.is_none();
+        life.root_dead |= process.root && confirmed;
+        match life.dead.iter_mut().find(|dead| dead.process.tgid == process.tgid) {
+            Some(dead) => dead.confirmed |= confirmed,
+            None => life.dead.push(Dead { process, confirmed }),
+        }
+        match life.state {
+            State::Starting | State::Serving | State::Unready => {
+                if let Some(after) = recheck {
+                    out.push(Effect::Arm { worker: self.id, timer: Timer::Recheck, at: now.plus(after) });
+                }
+                self.lost(cause, now, None, out);
+            }
+            State::Draining if orderly => self.left(cause, out),
+            State::Draining => self.lost(cause, now, None, out),
+            State::Left => {}
+            State::Lost => {
+                if let Some(better) = life.cause.as_ref().and_then(|former| refine(former, &cause)) {
+                    life.cause = Some(better.clone());
+                    out.push(Effect::Refined { worker: self.id, cause: better });
+                }
+            }
+        }
+    }
+
+    fn unanswered(&mut self, now: Nanos, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut() else { return };
+        if life.unanswered == 0 {
+            life.first_unanswered = now;
+        }
+        life.unanswered += 1;
+        let hung = life.unanswered >= MIN_UNANSWERED && now.since(life.first_unanswered) >= self.policy.hang_window;
+        if !life.is_probed() || !hung {
+            return;
+        }
+        let cause = Cause::of(CauseKind::Hung);
+        if brake.about_us() {
+            out.push(Effect::Held { worker: self.id, reason: HeldBack::AboutUs, cause });
+        } else {
+            self.lost(cause, now, Some(brake), out);
+        }
+    }
+
+    /// Lost: the record goes, streams move, what cannot move ends visibly.
+    fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
+        if let Some(reason) = brake.and_then(|brake| brake.admit_soft(now)) {
+            out.push(Effect::Held { worker: self.id, reason, cause });
+            return;
+        }
+        let Some(life) = self.life.as_mut() else { return };
+        let from = std::mem::replace(&mut life.state, State::Lost);
+        let was_listed = std::mem::take(&mut life.listed);
+        life.cause = Some(cause.clone());
+        life.losses += 1;
+        life.lost_at = now;
+        // A worker that was handed over has lost its record before; its last streams are told all the same.
+        if was_listed || from == State::Draining {
+            let listing = life.listing(self.id);
+            if was_listed {
+                out.push(Effect::Withdraw(listing.clone()));
+            }
+            out.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Lost), cause: cause.clone() });
+        }
+        out.push(Effect::Changed { worker: self.id, from, to: State::Lost, cause: Some(cause) });
+    }
+
+    /// Left: as planned. Streams that are still there can only be moved now, so `move` is sent too.
+    fn left(&mut self, cause: Cause, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut() else { return };
+        let from = std::mem::replace(&mut life.state, State::Left);
+        let was_listed = std::mem::take(&mut life.listed);
+        life.cause = Some(cause.clone());
+        let listing = life.listing(self.id);
+        if was_listed {
+            out.push(Effect::Withdraw(listing.clone()));
+        }
+        out.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Lost), cause: cause.clone() });
+        out.push(Effect::Changed { worker: self.id, from, to: State::Left, cause: Some(cause) });
+    }
+
+    fn drain(&mut self, cause: Cause, now: Nanos, out: &mut Vec<Effect>) {
+        let window = self.policy.drain_window;
+        let Some(life) = self.life.as_mut() else { return };
+        let from = std::mem::replace(&mut life.state, State::Draining);
+        life.cause = Some(cause.clone());
+        let listing = life.listing(self.id);
+        out.push(Effect::List { listing: listing.clone(), state: WorkerState::Draining, drain_for: Some(window) });
+        out.push(Effect::Signal { listing, action: Action::Drain, mode: None, cause: cause.clone() });
+        out.push(Effect::Arm { worker: self.id, timer: Timer::DrainWindow, at: now.plus(window) });
+        out.push(Effect::Changed { worker: self.id, from, to: State::Draining, cause: Some(cause) });
+    }
+
+    /// Serving or unready: the record says so.
+    fn relist(&mut self, to: State, cause: Option<Cause>, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut() else { return };
+        let from = std::mem::replace(&mut life.state, to);
+        if !life.listed {
+            life.epoch += 1;
+            life.listed = true;
+        }
+        life.cause.clone_from(&cause);
+        let state = if to == State::Unready { WorkerState::Unready } else { WorkerState::Serving };
+        let listing = life.listing(self.id);
+        out.push(Effect::List { listing, state, drain_for: None });
+        out.push(Effect::Changed { worker: self.id, from, to, cause });
+    }
+
+    /// Something good was heard. What it changes depends on where the life stands.
+    fn healthy(&mut self, now: Nanos, hold_down: Duration, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_ref() else { return };
+        let heard =
+            life.live == Some(true) || life.listening || (!self.policy.has_liveness && life.ready == Some(true));
+        let content = heard
+            && life.live != Some(false)
+            && life.ready != Some(false)
+            && life.dead.is_empty()
+            && (life.refused, life.unanswered) == (0, 0);
+        if !content || life.root_dead {
+            return;
+        }
+        match life.state {
+            State::Starting if self.policy.registers_itself => {}
+            State::Starting | State::Unready => self.relist(State::Serving, None, out),
+            State::Serving | State::Left => {}
+            // The record still stands: it never left.
+            State::Draining if life.listed && !life.terminating => self.relist(State::Serving, None, out),
+            State::Draining | State::Lost => {
+                let hold = hold_down * 2_u32.pow(life.losses.saturating_sub(1).min(MAX_HOLD_DOUBLINGS));
+                let due = life.lost_at.plus(hold);
+                if life.terminating {
+                    // A draining engine goes on answering its health checks (vLLM 0.32 with
+                    // --shutdown-timeout says 200 to the end), so that proves nothing.
+                } else if now >= due {
+                    self.relist(State::Serving, None, out);
+                } else {
+                    out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at: due });
+                }
+            }
+        }
+    }
+
+    pub(super) fn fire(
+        &mut self,
+        timer: Timer,
+        now: Nanos,
+        hold_down: Duration,
+        brake: &mut dyn Brake,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(life) = self.life.as_ref() else { return };
+        match timer {
+            Timer::DrainWindow if life.state == State::Draining && life.listed => self.handover(now, brake, out),
+            Timer::Recheck => {
+                let announced = life.dead.iter().filter(|dead| !dead.confirmed);
+                out.extend(announced.map(|dead| Effect::Recheck {
+                    worker: self.id,
+                    root: life.root,
+                    process: dead.process.clone(),
+                }));
+            }
+            Timer::HoldDown if life.state == State::Lost => self.healthy(now, hold_down, out),
+            _ => {}
+        }
+    }
+
+    /// The window is over and it still runs: the record goes, streams that can be moved are moved.
+    fn handover(&mut self, now: Nanos, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut() else { return };
+        let cause = life.cause.clone().unwrap_or_else(|| Cause::of(CauseKind::Terminated));
+        if cause.kind == CauseKind::NotServing
+            && let Some(reason) = brake.admit_soft(now)
+        {
+            out.push(Effect::Held { worker: self.id, reason, cause });
+            out.push(Effect::Arm { worker: self.id, timer: Timer::DrainWindow, at: now.plus(RETRY_HELD) });
+            return;
+        }
+        life.listed = false;
+        life.lost_at = now;
+        let listing = life.listing(self.id);
+        out.push(Effect::Withdraw(listing.clone()));
+        out.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Handover), cause });
+    }
+}
+
+/// The brake of a life that is over anyway.
+struct Unbraked;
+
+impl Brake for Unbraked {
+    fn admit_soft(&mut self, _now: Nanos) -> Option<HeldBack> {
+        None
+    }
+    fn about_us(&self) -> bool {
+        false
+    }
+}
+
+/// The better of two causes of one death. The first evidence is often vague: a group exit shows
+/// every thread signal 9, whatever the first signal was, and an OOM kill looks like any SIGKILL.
+fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
+    if former.process.is_some() && former.process != later.process {
+        return None;
+    }
+    let rank = |cause: &Cause| match cause.kind {
+        CauseKind::OomKilled => 3,
+        CauseKind::ProcessKilled | CauseKind::ProcessCrashed | CauseKind::ProcessExited => 2,
+        CauseKind::ProcessGone => 1,
+        _ => 0,
+    };
+    let better = match rank(later).cmp(&rank(former)) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Equal => former.signal != later.signal || former.kind != later.kind,
+        std::cmp::Ordering::Less => false,
+    };
+    better.then(|| Cause { sender: later.sender.clone().or_else(|| former.sender.clone()), ..later.clone() })
+}
