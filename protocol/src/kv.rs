@@ -91,6 +91,8 @@ pub struct Entry {
     pub revision: u64,
     /// Value or tombstone.
     pub value: Value,
+    /// The bytes of a value; under a tombstone of lastgasp, the record that it ends.
+    pub payload: Bytes,
     /// When the server stored it.
     pub stored_at: Timestamp,
 }
@@ -147,12 +149,13 @@ impl Bucket {
         self.publish(key, PublishMessage::build().payload(value), expect, ttl).await
     }
 
-    /// Writes a tombstone and returns its revision.
+    /// Writes a tombstone and returns its revision. The tombstone carries the record that it ends,
+    /// so that a daemon that was restarted knows which life and epoch that was.
     ///
     /// # Errors
     /// See [`WriteError`].
-    pub async fn delete(&self, key: &str, expect: Expect, ttl: Duration) -> Result<u64, WriteError> {
-        self.publish(key, PublishMessage::build().header(OPERATION, "DEL"), expect, ttl).await
+    pub async fn delete(&self, key: &str, ended: Bytes, expect: Expect, ttl: Duration) -> Result<u64, WriteError> {
+        self.publish(key, PublishMessage::build().payload(ended).header(OPERATION, "DEL"), expect, ttl).await
     }
 
     async fn publish(
@@ -196,8 +199,9 @@ impl Bucket {
                         Some("MaxAge") => Value::Expired,
                         Some(_) => Value::Deleted,
                         None if deleted => Value::Deleted,
-                        None => Value::Put(message.payload),
+                        None => Value::Put(message.payload.clone()),
                     },
+                    payload: message.payload,
                     stored_at: timestamp(message.time.unix_timestamp_nanos()),
                 }))
             }
@@ -244,11 +248,12 @@ fn convert(entry: kv::Entry) -> Entry {
         stored_at: timestamp(entry.created.unix_timestamp_nanos()),
         value: match entry.operation {
             // An unknown marker arrives as a put without a value.
-            kv::Operation::Put if !entry.value.is_empty() => Value::Put(entry.value),
+            kv::Operation::Put if !entry.value.is_empty() => Value::Put(entry.value.clone()),
             // async-nats maps the marker of an expiry to a purge; nothing of lastgasp purges.
             kv::Operation::Purge => Value::Expired,
             kv::Operation::Put | kv::Operation::Delete => Value::Deleted,
         },
+        payload: entry.value,
         key: entry.key,
     }
 }
