@@ -1,0 +1,69 @@
+//! Why a stream cannot be continued elsewhere: a closed list, used verbatim in metrics and in the client's error.
+
+use serde::{Deserialize, Serialize};
+
+/// What makes a stream unmovable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unmovable {
+    /// `n` or `best_of` above 1, or several choices arrived unasked: there is no single prefix.
+    SeveralChoices,
+    /// A list of prompts.
+    PromptBatch,
+    /// Beam search keeps several sequences.
+    BeamSearch,
+    /// Text after the gap cannot be given together with text before it.
+    Suffix,
+    /// The grammar's state machine would begin again and give corrupt output with status 200.
+    GuidedDecoding,
+    /// A regular expression may match across the seam, where no engine would see it.
+    StopRegex,
+    /// A chunk that is not JSON, or not of a known shape: what was sent is not known.
+    UnparsableChunk,
+    /// The prompt was given as token ids, and the text that followed came without ids.
+    TokenPromptWithoutIds,
+    /// The prompt or the conversation is neither text nor ids.
+    PromptNotText,
+    /// Part of a tool call was sent: its parser's state cannot be restored.
+    ToolCalls,
+    /// Reasoning cannot be carried as content, and there are no ids to carry it.
+    ReasoningWithoutIds,
+    /// The engine cannot be made to continue an assistant message.
+    ChatNotContinuable,
+    /// Strict mode: only text could be carried, which is an approximation.
+    StrictText,
+    /// Strict mode: penalties count output tokens, and carried ones become prompt.
+    StrictPenalties,
+    /// Strict mode: a seed begins again.
+    StrictSeed,
+}
+
+impl Unmovable {
+    /// The name as in JSON, metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::SeveralChoices => "several_choices",
+            Self::PromptBatch => "prompt_batch",
+            Self::BeamSearch => "beam_search",
+            Self::Suffix => "suffix",
+            Self::GuidedDecoding => "guided_decoding",
+            Self::StopRegex => "stop_regex",
+            Self::UnparsableChunk => "unparsable_chunk",
+            Self::TokenPromptWithoutIds => "token_prompt_without_ids",
+            Self::PromptNotText => "prompt_not_text",
+            Self::ToolCalls => "tool_calls",
+            Self::ReasoningWithoutIds => "reasoning_without_ids",
+            Self::ChatNotContinuable => "chat_not_continuable",
+            Self::StrictText => "strict_text",
+            Self::StrictPenalties => "strict_penalties",
+            Self::StrictSeed => "strict_seed",
+        }
+    }
+}
+
+impl std::fmt::Display for Unmovable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
