@@ -37,15 +37,8 @@ impl EventKind {
     pub const COUNT: usize = Self::ALL.len();
 
     /// Every kind, in the order of its number.
-    pub const ALL: [Self; 7] = [
-        Self::Exit,
-        Self::SignalDeliver,
-        Self::Fork,
-        Self::Exec,
-        Self::Rename,
-        Self::MarkVictim,
-        Self::ListenerClosed,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Exit, Self::SignalDeliver, Self::Fork, Self::Exec, Self::Rename, Self::MarkVictim, Self::ListenerClosed];
 
     /// The kind with this number; `None` for a number that this build does not know.
     #[must_use]

@@ -1,1 +1,3 @@
 //! Sensors report [`crate::core::Evidence`]. They never decide.
+
+pub mod ebpf;

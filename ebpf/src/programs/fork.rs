@@ -32,12 +32,7 @@ fn on_fork(ctx: &RawTracePointContext) -> Option<()> {
     }
     // The first thread of a process is its own leader.
     let leader = Leader(child_task.0);
-    let child = Process {
-        slot: parent.slot,
-        tgid,
-        start_boottime: leader.start_boottime()?,
-        leader,
-    };
+    let child = Process { slot: parent.slot, tgid, start_boottime: leader.start_boottime()?, leader };
     let watched = watch(child.tgid, child.slot, child.start_boottime);
 
     let mut event = event(EventKind::Fork, child);

@@ -9,7 +9,11 @@
 //! tracepoint itself does (include/trace/events/sock.h): a port that the kernel
 //! chose is no longer in `skc_num` by then (`tcp_set_state`, net/ipv4/tcp.c).
 
-use aya_ebpf::{macros::{map, raw_tracepoint}, maps::HashMap, programs::RawTracePointContext};
+use aya_ebpf::{
+    macros::{map, raw_tracepoint},
+    maps::HashMap,
+    programs::RawTracePointContext,
+};
 use lastgasp_ebpf::{EventFlags, EventKind, ListenerKey};
 
 use super::{

@@ -6,12 +6,10 @@
 //! ```
 //!
 //! It fires before the name is copied (`__set_task_comm`, fs/exec.c), so the new
-//! one is the argument. The renamed task need not be the one that runs: a name
-//! can be written through `/proc/PID/comm`.
+//! one is the argument. The renamed task need not be the one that runs: any thread
+//! of a process can write `/proc/self/comm`.
 
-use aya_ebpf::{
-    helpers::bpf_probe_read_kernel_str_bytes, macros::raw_tracepoint, programs::RawTracePointContext,
-};
+use aya_ebpf::{helpers::bpf_probe_read_kernel_str_bytes, macros::raw_tracepoint, programs::RawTracePointContext};
 use lastgasp_ebpf::{COMM_BYTES, EventKind};
 
 use super::{

@@ -8,7 +8,10 @@
 //! those of x86, arm64, riscv and s390.
 
 use aya_ebpf::{
-    bindings::BPF_NOEXIST, macros::{map, raw_tracepoint}, maps::LruHashMap, programs::RawTracePointContext,
+    bindings::BPF_NOEXIST,
+    macros::{map, raw_tracepoint},
+    maps::LruHashMap,
+    programs::RawTracePointContext,
 };
 use lastgasp_ebpf::{EventFlags, EventKind, SignalledKey};
 

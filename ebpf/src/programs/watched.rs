@@ -1,10 +1,6 @@
 //! Which processes are watched, and by whom.
 
-use aya_ebpf::{
-    bindings::BPF_ANY,
-    macros::map,
-    maps::HashMap,
-};
+use aya_ebpf::{bindings::BPF_ANY, macros::map, maps::HashMap};
 use lastgasp_ebpf::{WATCHED_MAX, Watched, start_ticks};
 
 use super::task::{Leader, Task};
@@ -26,20 +22,11 @@ impl Process {
     /// not watched ends at the first line, after one look into a hash.
     #[inline(always)]
     pub(super) fn of(task: Task, tgid: u32) -> Option<Self> {
-        let Watched {
-            start_ticks: expected,
-            slot,
-            reserved: _,
-        } = entry(tgid)?;
+        let Watched { start_ticks: expected, slot, reserved: _ } = entry(tgid)?;
         let leader = task.group_leader()?;
         let start_boottime = leader.start_boottime()?;
         // An entry for a predecessor with the same tgid is not ours.
-        (start_ticks(start_boottime) == expected).then_some(Self {
-            slot,
-            tgid,
-            start_boottime,
-            leader,
-        })
+        (start_ticks(start_boottime) == expected).then_some(Self { slot, tgid, start_boottime, leader })
     }
 
     /// Stops watching. True for exactly one caller, however many threads exit at
@@ -61,10 +48,6 @@ fn entry(tgid: u32) -> Option<Watched> {
 /// that is there is a predecessor's, whose exit was missed.
 #[inline(always)]
 pub(super) fn watch(tgid: u32, slot: u32, start_boottime: u64) -> bool {
-    let value = Watched {
-        start_ticks: start_ticks(start_boottime),
-        slot,
-        reserved: 0,
-    };
+    let value = Watched { start_ticks: start_ticks(start_boottime), slot, reserved: 0 };
     WATCHED.insert(tgid, value, u64::from(BPF_ANY)).is_ok()
 }

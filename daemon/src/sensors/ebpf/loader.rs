@@ -1,0 +1,404 @@
+//! Gets the programs into the kernel, one by one, and talks to their maps.
+
+use std::{io, os::fd::AsFd as _, path::PathBuf};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
+    programs::{ProgramError, RawTracePoint},
+};
+use lastgasp_ebpf::{EventKind, ListenerKey, Watched, names::map};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use thiserror::Error;
+
+use super::{
+    KERNEL_BTF,
+    btf::{Btf, BtfError},
+    events::Ring,
+    object::object,
+    offsets::Plan,
+    probe::{OffReason, Probe, ProbeState},
+};
+
+/// Where the kernel says how far it is locked down (Documentation: man 7 kernel_lockdown).
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// Why there is no eBPF at all. The daemon works on without it.
+#[derive(Debug, Error)]
+pub enum EbpfError {
+    /// In this mode the kernel takes away the helper that reads its memory, and
+    /// what it says about that is misleading, so nothing is tried.
+    #[error("the kernel is locked down for confidentiality, so programs may not read its memory")]
+    Lockdown,
+    /// The kernel does not describe its types.
+    #[error("cannot read {KERNEL_BTF}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF")]
+    NoBtf {
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel's description of its types is not understood.
+    #[error("{KERNEL_BTF}: {0}")]
+    Btf(#[from] BtfError),
+    /// The object file that was named cannot be read.
+    #[error("cannot read the object file {}: {source}", path.display())]
+    ObjectFile {
+        /// Its path.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A capability is missing.
+    #[error("not permitted: {operation} needs {capability}")]
+    NotPermitted {
+        /// What was tried.
+        operation: &'static str,
+        /// What it needs.
+        capability: &'static str,
+    },
+    /// The object does not load into this kernel.
+    #[error("the object does not load: {0}")]
+    Object(#[source] Box<aya::EbpfError>),
+    /// A map is not what it should be: object and daemon do not belong together.
+    #[error("map {name} of the object is unusable: {source}")]
+    Map {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong.
+        source: MapError,
+    },
+    /// Not one program could be attached.
+    #[error("no probe fits this kernel: {}", reasons(.0))]
+    NoProbe(Vec<(Probe, OffReason)>),
+}
+
+impl EbpfError {
+    /// The reason's name in logs, metrics and JSON.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Lockdown => "lockdown",
+            Self::NoBtf { .. } => "no_btf",
+            Self::Btf(_) => "btf",
+            Self::ObjectFile { .. } => "object_file",
+            Self::NotPermitted { .. } => "not_permitted",
+            Self::Object(_) => "object",
+            Self::Map { .. } => "map",
+            Self::NoProbe(_) => "no_probe",
+        }
+    }
+}
+
+fn reasons(probes: &[(Probe, OffReason)]) -> String {
+    let each: Vec<_> = probes.iter().map(|(probe, why)| format!("{probe}: {why}")).collect();
+    each.join("; ")
+}
+
+/// A map could not be changed or read.
+#[derive(Debug, Error)]
+#[error("cannot {operation}: {source}")]
+pub struct MapAccess {
+    operation: &'static str,
+    source: MapError,
+}
+
+/// How to load.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Probes to leave out.
+    pub disabled: Vec<Probe>,
+    /// Bytes of the ring buffer, if not the usual ones; made a power of two of pages.
+    pub ring_bytes: Option<u32>,
+    /// Find the last thread as kernels before 6.16 have to, by reading
+    /// `signal->live`, also where the tracepoint says it. For testing that way
+    /// on a newer kernel.
+    pub ignore_group_dead: bool,
+}
+
+/// The programs in the kernel. Dropping it takes them out.
+pub struct Probes {
+    /// Holds the programs and their links.
+    _programs: Ebpf,
+    watched: HashMap<MapData, u32, Watched>,
+    ports: HashMap<MapData, ListenerKey, u32>,
+    dropped: PerCpuArray<MapData, u64>,
+    states: Vec<(Probe, ProbeState)>,
+}
+
+impl Probes {
+    /// Loads and attaches every probe that fits this kernel, each independently.
+    ///
+    /// Load first, then look at processes: what happens in between is in the
+    /// ring. Needs `CAP_BPF` and `CAP_PERFMON` in the calling thread (or
+    /// `CAP_SYS_ADMIN`), and no runtime. They can be dropped afterwards, except
+    /// that before Linux 5.19 [`watch`](Self::watch) and its like need `CAP_BPF`
+    /// where `kernel.unprivileged_bpf_disabled` is set.
+    ///
+    /// # Errors
+    ///
+    /// Nothing could be attached, and why. A single probe that does not fit is no
+    /// error, see [`states`](Self::states).
+    ///
+    /// # Minimum kernel version
+    ///
+    /// 5.8, for the ring buffer.
+    pub fn load(options: &LoadOptions) -> Result<(Self, Ring), EbpfError> {
+        if locked_down(std::fs::read_to_string(LOCKDOWN).ok().as_deref()) {
+            return Err(EbpfError::Lockdown);
+        }
+        let btf = std::fs::read(KERNEL_BTF).map_err(|source| EbpfError::NoBtf { source })?;
+        let plan = Plan::new(&Btf::parse(btf)?, options);
+        let object = object().map_err(|(path, source)| EbpfError::ObjectFile { path, source })?;
+
+        // Kernels before 5.11 account maps against this limit. Where it cannot be
+        // raised, creating a map says so.
+        let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+
+        let mut loader = EbpfLoader::new();
+        for (name, value) in &plan.globals {
+            loader.override_global(name, value, true);
+        }
+        if let Some(bytes) = options.ring_bytes {
+            loader.map_max_entries(map::EVENTS, bytes);
+        }
+        let mut programs = loader.load(&object).map_err(not_loaded)?;
+
+        let states: Vec<_> = plan
+            .probes
+            .into_iter()
+            .map(|(probe, fits)| {
+                let attached = fits.and_then(|()| attach(&mut programs, probe));
+                (probe, attached.map_or_else(ProbeState::Off, |()| ProbeState::On))
+            })
+            .collect();
+        if !states.iter().any(|(_, state)| state.is_on()) {
+            return Err(nothing_attached(states));
+        }
+
+        let (watched, watched_too) = take(&mut programs, map::WATCHED, twice)?;
+        let ring = take(&mut programs, map::EVENTS, |map| RingBuf::try_from(map))?;
+        let ring = Ring { ring, watched: watched_too };
+        let probes = Self {
+            watched,
+            ports: take(&mut programs, map::PORTS, |map| HashMap::try_from(map))?,
+            dropped: take(&mut programs, map::DROPPED, |map| PerCpuArray::try_from(map))?,
+            _programs: programs,
+            states,
+        };
+        Ok((probes, ring))
+    }
+
+    /// Each probe, and whether it is on.
+    #[must_use]
+    pub fn states(&self) -> &[(Probe, ProbeState)] {
+        &self.states
+    }
+
+    /// Whether a probe is on.
+    #[must_use]
+    pub fn is_on(&self, probe: Probe) -> bool {
+        self.states.iter().any(|(p, state)| *p == probe && state.is_on())
+    }
+
+    /// Watches a process, and every process that it makes from now on.
+    ///
+    /// `start_ticks` is field 22 of `/proc/PID/stat`, `slot` any number that
+    /// should come back in its events. Children that exist already have to be
+    /// watched one by one: look at procfs *after* this call, and again until
+    /// there is no new one. A process that has died before this call leaves an
+    /// entry that nothing removes but [`unwatch`](Self::unwatch), so open its
+    /// pidfd and look at it after this call.
+    ///
+    /// # Errors
+    ///
+    /// There is no room, or no permission.
+    pub fn watch(&mut self, tgid: u32, slot: u32, start_ticks: u64) -> Result<(), MapAccess> {
+        let value = Watched { start_ticks, slot, reserved: 0 };
+        self.watched.insert(tgid, value, 0).map_err(|source| MapAccess { operation: "watch a process", source })
+    }
+
+    /// Stops watching that incarnation of a process. A process that exits stops
+    /// being watched by itself. Unknown ones are no error.
+    ///
+    /// # Errors
+    ///
+    /// No permission.
+    pub fn unwatch(&mut self, tgid: u32, start_ticks: u64) -> Result<(), MapAccess> {
+        let failed = |source| MapAccess { operation: "unwatch a process", source };
+        match self.watched.get(&tgid, 0) {
+            Ok(value) if value.start_ticks == start_ticks => absent_is_fine(self.watched.remove(&tgid)).map_err(failed),
+            Ok(_another_incarnation) => Ok(()),
+            Err(error) => absent_is_fine(Err::<(), _>(error)).map_err(failed),
+        }
+    }
+
+    /// What is watched under that tgid, as it stands in the kernel.
+    #[must_use]
+    pub fn watched(&self, tgid: u32) -> Option<Watched> {
+        self.watched.get(&tgid, 0).ok()
+    }
+
+    /// Every watched process: those of [`watch`](Self::watch) and their children.
+    pub fn watched_processes(&self) -> impl Iterator<Item = (u32, Watched)> + '_ {
+        self.watched.iter().filter_map(Result::ok)
+    }
+
+    /// Watches a listening port. `netns` is the inode number of `/proc/PID/ns/net`.
+    ///
+    /// # Errors
+    ///
+    /// There is no room, or no permission.
+    pub fn watch_port(&mut self, netns: u32, port: u16, slot: u32) -> Result<(), MapAccess> {
+        let key = ListenerKey { netns, port: port.into() };
+        self.ports.insert(key, slot, 0).map_err(|source| MapAccess { operation: "watch a port", source })
+    }
+
+    /// Stops watching a port. Unknown ones are no error.
+    ///
+    /// # Errors
+    ///
+    /// No permission.
+    pub fn unwatch_port(&mut self, netns: u32, port: u16) -> Result<(), MapAccess> {
+        let key = ListenerKey { netns, port: port.into() };
+        absent_is_fine(self.ports.remove(&key)).map_err(|source| MapAccess { operation: "unwatch a port", source })
+    }
+
+    /// Events that found no room in the ring, since loading, by kind.
+    ///
+    /// # Errors
+    ///
+    /// No permission.
+    pub fn dropped(&self) -> Result<[(EventKind, u64); EventKind::COUNT], MapAccess> {
+        let mut counts = EventKind::ALL.map(|kind| (kind, 0));
+        for (kind, count) in &mut counts {
+            let values = self
+                .dropped
+                .get(&(*kind as u32), 0)
+                .map_err(|source| MapAccess { operation: "read the count of dropped events", source })?;
+            *count = values.iter().sum();
+        }
+        Ok(counts)
+    }
+}
+
+/// Whether the mode in brackets is the one that forbids reading kernel memory. A
+/// kernel without the file has no lockdown.
+fn locked_down(modes: Option<&str>) -> bool {
+    modes.is_some_and(|modes| modes.contains("[confidentiality]"))
+}
+
+fn attach(programs: &mut Ebpf, probe: Probe) -> Result<(), OffReason> {
+    let program = programs.program_mut(probe.program()).ok_or(OffReason::NotInObject)?;
+    let program: &mut RawTracePoint = program.try_into().map_err(|_other_type| OffReason::NotInObject)?;
+    program.load().map_err(|error| match error {
+        ProgramError::LoadError { io_error, verifier_log } => OffReason::LoadRefused {
+            errno: io_error.raw_os_error().unwrap_or(0),
+            verifier: last_lines(&verifier_log.to_string()),
+        },
+        other => OffReason::LoadRefused { errno: errno(&other), verifier: other.to_string() },
+    })?;
+    match program.attach(probe.tracepoint()) {
+        Ok(_link_is_held_by_the_program) => Ok(()),
+        Err(error) => Err(OffReason::AttachRefused { errno: errno(&error) }),
+    }
+}
+
+fn errno(error: &ProgramError) -> i32 {
+    match error {
+        ProgramError::SyscallError(error) => error.io_error.raw_os_error().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// The end of the verifier's log is where it says what it does not like.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(4)..].join(" | ")
+}
+
+fn not_loaded(error: aya::EbpfError) -> EbpfError {
+    if let aya::EbpfError::MapError(MapError::CreateError { io_error, .. }) = &error
+        && io_error.raw_os_error() == Some(libc::EPERM)
+    {
+        return EbpfError::NotPermitted { operation: "creating a map", capability: "CAP_BPF" };
+    }
+    EbpfError::Object(Box::new(error))
+}
+
+fn nothing_attached(states: Vec<(Probe, ProbeState)>) -> EbpfError {
+    let reasons: Vec<_> = states
+        .into_iter()
+        .filter_map(|(probe, state)| match state {
+            ProbeState::On => None,
+            ProbeState::Off(reason) => Some((probe, reason)),
+        })
+        .collect();
+    let refused =
+        |(_, reason): &(Probe, OffReason)| matches!(reason, OffReason::LoadRefused { errno: libc::EPERM, .. });
+    if reasons.iter().any(refused) {
+        let operation = "loading a tracing program";
+        return EbpfError::NotPermitted { operation, capability: "CAP_PERFMON" };
+    }
+    EbpfError::NoProbe(reasons)
+}
+
+fn take<T>(
+    programs: &mut Ebpf,
+    name: &'static str,
+    as_map: impl FnOnce(Map) -> Result<T, MapError>,
+) -> Result<T, EbpfError> {
+    let missing = || MapError::InvalidName { name: name.to_owned() };
+    let map = programs.take_map(name).ok_or_else(missing);
+    map.and_then(as_map).map_err(|source| EbpfError::Map { name, source })
+}
+
+type WatchedMap = HashMap<MapData, u32, Watched>;
+
+/// Two handles to the same map: one for [`Probes`], one for [`Ring`].
+fn twice(map: Map) -> Result<(WatchedMap, WatchedMap), MapError> {
+    let fd = match &map {
+        Map::HashMap(data) => data.fd().as_fd().try_clone_to_owned()?,
+        _ => return Err(MapError::InvalidName { name: map::WATCHED.to_owned() }),
+    };
+    let same = Map::HashMap(MapData::from_fd(fd)?);
+    Ok((HashMap::try_from(map)?, HashMap::try_from(same)?))
+}
+
+fn absent_is_fine(result: Result<impl Sized, MapError>) -> Result<(), MapError> {
+    match result {
+        Ok(_) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_confidentiality_forbids_reading_kernel_memory() {
+        assert!(locked_down(Some("none integrity [confidentiality]\n")));
+        assert!(!locked_down(Some("none [integrity] confidentiality\n")));
+        assert!(!locked_down(Some("[none] integrity confidentiality\n")));
+        assert!(!locked_down(None));
+    }
+
+    #[test]
+    fn a_missing_capability_is_named() {
+        let refused = |errno| {
+            let reason = OffReason::LoadRefused { errno, verifier: String::new() };
+            nothing_attached(vec![(Probe::Exit, ProbeState::Off(reason))])
+        };
+        assert_eq!(refused(libc::EPERM).to_string(), "not permitted: loading a tracing program needs CAP_PERFMON");
+        assert_eq!(
+            refused(libc::EINVAL).to_string(),
+            "no probe fits this kernel: exit: the kernel refused the program: Invalid argument (os error 22)"
+        );
+    }
+
+    #[test]
+    fn the_end_of_a_verifier_log_is_kept() {
+        assert_eq!(last_lines(""), "");
+        assert_eq!(last_lines("a\n\nb\nc\nd\ne\n\n"), "b | c | d | e");
+    }
+}

@@ -1,0 +1,324 @@
+//! Which fields each probe reads, and where they lie in the running kernel.
+//!
+//! A field that is missing, or has another size than the program reads, switches
+//! off the probes that need it. It is never taken to be at offset zero.
+
+use std::collections::BTreeMap;
+
+use lastgasp_ebpf::{COMM_BYTES, names::global};
+
+use super::{
+    btf::{Argument, Btf},
+    loader::LoadOptions,
+    probe::{OffReason, Probe},
+};
+
+/// A field that a program reads, and the global that tells the program where it is.
+#[derive(Debug, Eq, PartialEq)]
+struct Need {
+    global: &'static str,
+    owner: &'static str,
+    path: &'static [&'static str],
+    bytes: u32,
+}
+
+const fn need(global: &'static str, owner: &'static str, path: &'static [&'static str], bytes: u32) -> Need {
+    Need { global, owner, path, bytes }
+}
+
+const TASK_TGID: Need = need(global::TASK_TGID, "task_struct", &["tgid"], 4);
+const TASK_PID: Need = need(global::TASK_PID, "task_struct", &["pid"], 4);
+const TASK_FLAGS: Need = need(global::TASK_FLAGS, "task_struct", &["flags"], 4);
+const TASK_COMM: Need = need(global::TASK_COMM, "task_struct", &["comm"], COMM_BYTES as u32);
+const TASK_GROUP_LEADER: Need = need(global::TASK_GROUP_LEADER, "task_struct", &["group_leader"], 8);
+const TASK_START_BOOTTIME: Need = need(global::TASK_START_BOOTTIME, "task_struct", &["start_boottime"], 8);
+const TASK_EXIT_CODE: Need = need(global::TASK_EXIT_CODE, "task_struct", &["exit_code"], 4);
+const TASK_SIGNAL: Need = need(global::TASK_SIGNAL, "task_struct", &["signal"], 8);
+const SIGNAL_LIVE: Need = need(global::SIGNAL_LIVE, "signal_struct", &["live", "counter"], 4);
+const SIGNAL_FLAGS: Need = need(global::SIGNAL_FLAGS, "signal_struct", &["flags"], 4);
+const SIGNAL_GROUP_EXIT_CODE: Need = need(global::SIGNAL_GROUP_EXIT_CODE, "signal_struct", &["group_exit_code"], 4);
+const SIGACTION_HANDLER: Need = need(global::SIGACTION_HANDLER, "k_sigaction", &["sa", "sa_handler"], 8);
+const INET_SPORT: Need = need(global::INET_SPORT, "inet_sock", &["inet_sport"], 2);
+const SOCK_NET: Need = need(global::SOCK_NET, "sock", &["__sk_common", "skc_net", "net"], 8);
+const NET_INUM: Need = need(global::NET_INUM, "net", &["ns", "inum"], 4);
+
+/// What every program reads to identify a process.
+const IDENTITY: &[Need] = &[TASK_GROUP_LEADER, TASK_START_BOOTTIME, TASK_COMM];
+
+/// A tracepoint's variant in this kernel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Variant {
+    /// There is only one.
+    Only,
+    /// `sched_process_exit` with `group_dead`, Linux 6.16 and later.
+    ExitGroupDead,
+    /// `sched_process_exit` with the task alone.
+    ExitTask,
+    /// `mark_victim` with a task.
+    OomTask,
+    /// `mark_victim` with a thread id.
+    OomThreadId,
+}
+
+impl Variant {
+    /// From the prototype, never from a version: distributions port these changes back.
+    fn of(probe: Probe, arguments: &[Argument]) -> Result<Self, OffReason> {
+        use Argument::{Pointer, Scalar};
+        let known = match (probe, arguments) {
+            (Probe::Exit, [Pointer]) => Self::ExitTask,
+            (Probe::Exit, [Pointer, Scalar]) => Self::ExitGroupDead,
+            (Probe::MarkVictim, [Scalar]) => Self::OomThreadId,
+            (Probe::MarkVictim, [Pointer, ..]) => Self::OomTask,
+            (Probe::SignalDeliver, [Scalar, Pointer, Pointer])
+            | (Probe::Fork, [Pointer, Pointer])
+            | (Probe::Exec, [Pointer, Scalar, Pointer])
+            | (Probe::Rename, [Pointer, Pointer])
+            | (Probe::ListenerClosed, [Pointer, Scalar, Scalar]) => Self::Only,
+            _ => return Err(OffReason::UnknownPrototype { arguments: arguments.len() }),
+        };
+        Ok(known)
+    }
+
+    /// The global that tells the program, and its value.
+    fn global(self) -> Option<(&'static str, u32)> {
+        match self {
+            Self::Only => None,
+            Self::ExitGroupDead => Some((global::EXIT_HAS_GROUP_DEAD, 1)),
+            Self::ExitTask => Some((global::EXIT_HAS_GROUP_DEAD, 0)),
+            Self::OomTask => Some((global::OOM_HAS_TASK, 1)),
+            Self::OomThreadId => Some((global::OOM_HAS_TASK, 0)),
+        }
+    }
+}
+
+/// What a program reads beside [`IDENTITY`].
+fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
+    match probe {
+        // The scalar says it; `live` is read where there is none.
+        Probe::Exit if variant == Variant::ExitGroupDead => {
+            &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE]
+        }
+        Probe::Exit => &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGNAL_LIVE],
+        Probe::SignalDeliver => &[TASK_SIGNAL, TASK_FLAGS, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
+        Probe::Fork | Probe::Rename => &[TASK_TGID],
+        Probe::Exec => &[],
+        Probe::MarkVictim => &[TASK_TGID, TASK_PID],
+        Probe::ListenerClosed => &[TASK_FLAGS, INET_SPORT, SOCK_NET, NET_INUM],
+    }
+}
+
+/// What to tell the programs, and which of them fit this kernel.
+#[derive(Debug)]
+pub struct Plan {
+    /// Globals to set. Those that no fitting probe reads keep a value that is no offset.
+    pub globals: BTreeMap<&'static str, u32>,
+    /// For each probe, whether it fits.
+    pub probes: Vec<(Probe, Result<(), OffReason>)>,
+}
+
+impl Plan {
+    /// Looks up everything in the kernel's BTF.
+    #[must_use]
+    pub fn new(btf: &Btf, options: &LoadOptions) -> Self {
+        let mut globals = BTreeMap::new();
+        let mut fit = |probe| {
+            if options.disabled.contains(&probe) {
+                return Err(OffReason::Disabled);
+            }
+            let mut found = BTreeMap::new();
+            let variant = match Variant::of(probe, &btf.tracepoint(probe.tracepoint())?)? {
+                Variant::ExitGroupDead if options.ignore_group_dead => Variant::ExitTask,
+                variant => variant,
+            };
+            found.extend(variant.global());
+            for need in IDENTITY.iter().chain(needs(probe, variant)) {
+                if !globals.contains_key(need.global) {
+                    found.insert(need.global, offset(btf, need)?);
+                }
+            }
+            globals.append(&mut found);
+            Ok(())
+        };
+        let probes = Probe::ALL.map(|probe| (probe, fit(probe))).into();
+        Self { globals, probes }
+    }
+}
+
+fn offset(btf: &Btf, need: &Need) -> Result<u32, OffReason> {
+    let field = btf.field(need.owner, need.path)?;
+    if field.size != need.bytes {
+        return Err(OffReason::FieldSize {
+            field: format!("{}.{}", need.owner, need.path.join(".")),
+            found: field.size,
+            expected: need.bytes,
+        });
+    }
+    Ok(field.offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::btf::synthetic::Builder, *};
+
+    /// A kernel in miniature, from which a test can take something away.
+    struct Kernel {
+        b: Builder,
+        int: u32,
+        pointer: u32,
+        task_fields: Vec<&'static str>,
+        start_boottime_bytes: u32,
+        exit_arguments: usize,
+        oom_has_task: bool,
+    }
+
+    impl Kernel {
+        fn new() -> Self {
+            let mut b = Builder::new();
+            let int = b.int("int", 4);
+            let pointer = b.pointer(0);
+            Self {
+                b,
+                int,
+                pointer,
+                task_fields: vec!["tgid", "pid", "flags", "exit_code"],
+                start_boottime_bytes: 8,
+                exit_arguments: 2,
+                oom_has_task: true,
+            }
+        }
+
+        fn plan(mut self) -> Plan {
+            let (int, pointer) = (self.int, self.pointer);
+            let b = &mut self.b;
+            let start = b.int("u64", self.start_boottime_bytes);
+            let byte = b.int("char", 1);
+            let comm = b.array(byte, 16);
+            let short = b.int("short", 2);
+            let mut task = vec![
+                ("group_leader", pointer, 0),
+                ("signal", pointer, 8),
+                ("start_boottime", start, 16),
+                ("comm", comm, 24),
+            ];
+            let mut at = 40;
+            for field in &self.task_fields {
+                task.push((field, int, at));
+                at += 4;
+            }
+            b.structure("task_struct", 96, &task);
+            let atomic = b.structure("", 4, &[("counter", int, 0)]);
+            let atomic = b.typedef("atomic_t", atomic);
+            b.structure("signal_struct", 16, &[("live", atomic, 4), ("group_exit_code", int, 8), ("flags", int, 12)]);
+            let sigaction = b.structure("sigaction", 8, &[("sa_handler", pointer, 0)]);
+            b.structure("k_sigaction", 8, &[("sa", sigaction, 0)]);
+            b.structure("inet_sock", 16, &[("inet_sport", short, 12)]);
+            let net = b.structure("", 8, &[("net", pointer, 0)]);
+            let net = b.typedef("possible_net_t", net);
+            let common = b.structure("sock_common", 16, &[("skc_net", net, 8)]);
+            b.structure("sock", 16, &[("__sk_common", common, 0)]);
+            let ns = b.structure("ns_common", 8, &[("inum", int, 4)]);
+            b.structure("net", 16, &[("ns", ns, 8)]);
+
+            b.tracepoint("sched_process_exit", &[pointer, int, int][..self.exit_arguments]);
+            b.tracepoint("signal_deliver", &[int, pointer, pointer]);
+            b.tracepoint("sched_process_fork", &[pointer, pointer]);
+            b.tracepoint("sched_process_exec", &[pointer, int, pointer]);
+            b.tracepoint("task_rename", &[pointer, pointer]);
+            let victim = if self.oom_has_task { vec![pointer, int] } else { vec![int] };
+            b.tracepoint("mark_victim", &victim);
+            b.tracepoint("inet_sock_set_state", &[pointer, int, int]);
+            let btf = Btf::parse(self.b.finish()).expect("the builder writes BTF");
+            Plan::new(&btf, &LoadOptions::default())
+        }
+    }
+
+    fn state(plan: &Plan, probe: Probe) -> &Result<(), OffReason> {
+        &plan.probes.iter().find(|(p, _)| *p == probe).expect("every probe is planned").1
+    }
+
+    #[test]
+    fn a_kernel_that_has_everything_has_every_probe() {
+        let plan = Kernel::new().plan();
+        for (probe, state) in &plan.probes {
+            assert_eq!(*state, Ok(()), "{probe}");
+        }
+        assert_eq!(plan.globals[global::TASK_TGID], 40);
+        assert_eq!(plan.globals[global::SOCK_NET], 8);
+        assert_eq!(plan.globals[global::NET_INUM], 12);
+        assert_eq!(plan.globals[global::EXIT_HAS_GROUP_DEAD], 1);
+        assert_eq!(plan.globals[global::OOM_HAS_TASK], 1);
+        // Nobody reads it here.
+        assert!(!plan.globals.contains_key(global::SIGNAL_LIVE));
+    }
+
+    #[test]
+    fn an_older_kernel_has_the_older_variants() {
+        let plan = Kernel { exit_arguments: 1, oom_has_task: false, ..Kernel::new() }.plan();
+        assert_eq!(plan.globals[global::EXIT_HAS_GROUP_DEAD], 0);
+        assert_eq!(plan.globals[global::SIGNAL_LIVE], 4);
+        assert_eq!(plan.globals[global::OOM_HAS_TASK], 0);
+    }
+
+    #[test]
+    fn a_missing_field_switches_off_those_who_read_it() {
+        let kernel = Kernel::new();
+        let task_fields = vec!["pid", "flags", "exit_code"];
+        let plan = Kernel { task_fields, ..kernel }.plan();
+        let detail = "struct task_struct has no field tgid in this kernel".to_owned();
+        let off = Err(OffReason::NoField { detail });
+        for probe in [Probe::Fork, Probe::Rename, Probe::MarkVictim] {
+            assert_eq!(*state(&plan, probe), off, "{probe}");
+        }
+        for probe in [Probe::Exit, Probe::SignalDeliver, Probe::Exec, Probe::ListenerClosed] {
+            assert_eq!(*state(&plan, probe), Ok(()), "{probe}");
+        }
+        assert!(!plan.globals.contains_key(global::TASK_TGID));
+    }
+
+    #[test]
+    fn a_field_of_another_size_is_not_read() {
+        let plan = Kernel { start_boottime_bytes: 4, ..Kernel::new() }.plan();
+        let off = OffReason::FieldSize { field: "task_struct.start_boottime".to_owned(), found: 4, expected: 8 };
+        assert_eq!(*state(&plan, Probe::Exit), Err(off));
+    }
+
+    #[test]
+    fn a_prototype_that_nobody_knows_is_not_guessed() {
+        let plan = Kernel { exit_arguments: 3, ..Kernel::new() }.plan();
+        let off = Err(OffReason::UnknownPrototype { arguments: 3 });
+        assert_eq!(*state(&plan, Probe::Exit), off);
+        assert!(!plan.globals.contains_key(global::EXIT_HAS_GROUP_DEAD));
+    }
+
+    #[test]
+    fn a_probe_that_is_switched_off_says_so() {
+        let btf = Btf::parse(Builder::new().finish()).expect("empty BTF");
+        let plan = Plan::new(&btf, &LoadOptions { disabled: vec![Probe::Rename], ..LoadOptions::default() });
+        assert_eq!(*state(&plan, Probe::Rename), Err(OffReason::Disabled));
+        assert_eq!(*state(&plan, Probe::Exit), Err(OffReason::NoTracepoint));
+    }
+
+    /// On the kernel that runs the tests. What it says about variants is checked
+    /// against the kernel itself by the stories in `tests/kernel`.
+    #[test]
+    fn this_kernel_has_every_probe() {
+        let path = super::super::KERNEL_BTF;
+        let Ok(bytes) = std::fs::read(path) else {
+            eprintln!("SKIPPED: this kernel has no {path}");
+            return;
+        };
+        let begin = std::time::Instant::now();
+        let btf = Btf::parse(bytes).expect("the kernel's own BTF");
+        let parsed = begin.elapsed();
+        let plan = Plan::new(&btf, &LoadOptions::default());
+        eprintln!(
+            "{} types parsed in {parsed:?}, resolved in {:?}: {:?}",
+            btf.len(),
+            begin.elapsed() - parsed,
+            plan.globals
+        );
+        for (probe, state) in &plan.probes {
+            assert_eq!(*state, Ok(()), "{probe}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The probes, and why one may be off.
+
+use std::fmt;
+
+use lastgasp_ebpf::names::program;
+use serde::Serialize;
+
+use super::btf::LookupError;
+
+/// A kernel program and the tracepoint it sits on.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Probe {
+    /// The whole thread group of a watched process exits.
+    Exit,
+    /// A fatal signal reaches a watched process.
+    SignalDeliver,
+    /// A watched process makes a child.
+    Fork,
+    /// A watched process runs another program.
+    Exec,
+    /// A watched process changes its title.
+    Rename,
+    /// The OOM killer chose a watched process.
+    MarkVictim,
+    /// A watched listening socket closes.
+    ListenerClosed,
+}
+
+impl Probe {
+    /// Every probe.
+    pub const ALL: [Self; 7] =
+        [Self::Exit, Self::SignalDeliver, Self::Fork, Self::Exec, Self::Rename, Self::MarkVictim, Self::ListenerClosed];
+
+    /// The raw tracepoint.
+    #[must_use]
+    pub const fn tracepoint(self) -> &'static str {
+        match self {
+            Self::Exit => "sched_process_exit",
+            Self::SignalDeliver => "signal_deliver",
+            Self::Fork => "sched_process_fork",
+            Self::Exec => "sched_process_exec",
+            Self::Rename => "task_rename",
+            Self::MarkVictim => "mark_victim",
+            Self::ListenerClosed => "inet_sock_set_state",
+        }
+    }
+
+    /// The program's name in the object and in the kernel.
+    #[must_use]
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Exit => program::EXIT,
+            Self::SignalDeliver => program::SIGNAL,
+            Self::Fork => program::FORK,
+            Self::Exec => program::EXEC,
+            Self::Rename => program::RENAME,
+            Self::MarkVictim => program::OOM,
+            Self::ListenerClosed => program::LISTENER,
+        }
+    }
+
+    /// The name used in logs, metrics and JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exit => "exit",
+            Self::SignalDeliver => "signal_deliver",
+            Self::Fork => "fork",
+            Self::Exec => "exec",
+            Self::Rename => "rename",
+            Self::MarkVictim => "mark_victim",
+            Self::ListenerClosed => "listener_closed",
+        }
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Whether a probe works, and if not, why.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ProbeState {
+    /// It is attached.
+    On,
+    /// It is not; the others do their work without it.
+    Off(OffReason),
+}
+
+impl ProbeState {
+    /// Whether the probe is attached.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        matches!(self, Self::On)
+    }
+}
+
+/// Why a probe is off.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum OffReason {
+    /// Somebody asked for it.
+    Disabled,
+    /// This kernel has no such tracepoint.
+    NoTracepoint,
+    /// The tracepoint has arguments that no known kernel gives it.
+    UnknownPrototype {
+        /// How many arguments it has.
+        arguments: usize,
+    },
+    /// A field that the program reads does not exist in this kernel.
+    NoField {
+        /// What is missing, as the lookup says it.
+        detail: String,
+    },
+    /// A field has another size than the program reads.
+    FieldSize {
+        /// The field, as C would write it.
+        field: String,
+        /// Its bytes in this kernel.
+        found: u32,
+        /// The bytes that the program reads.
+        expected: u32,
+    },
+    /// The kernel refused the program.
+    LoadRefused {
+        /// The error number of `BPF_PROG_LOAD`.
+        errno: i32,
+        /// The last lines of what the verifier said.
+        verifier: String,
+    },
+    /// The kernel refused to attach the program.
+    AttachRefused {
+        /// The error number of `BPF_RAW_TRACEPOINT_OPEN`.
+        errno: i32,
+    },
+    /// The object file has no such program.
+    NotInObject,
+}
+
+impl OffReason {
+    /// The reason's name in metrics, as in JSON.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::NoTracepoint => "no_tracepoint",
+            Self::UnknownPrototype { .. } => "unknown_prototype",
+            Self::NoField { .. } => "no_field",
+            Self::FieldSize { .. } => "field_size",
+            Self::LoadRefused { .. } => "load_refused",
+            Self::AttachRefused { .. } => "attach_refused",
+            Self::NotInObject => "not_in_object",
+        }
+    }
+}
+
+impl fmt::Display for OffReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let os = std::io::Error::from_raw_os_error;
+        match self {
+            Self::Disabled => f.write_str("switched off"),
+            Self::NoTracepoint => f.write_str("this kernel has no such tracepoint"),
+            Self::UnknownPrototype { arguments } => {
+                write!(f, "the tracepoint has {arguments} arguments, which no known kernel has")
+            }
+            Self::NoField { detail } => f.write_str(detail),
+            Self::FieldSize { field, found, expected } => {
+                write!(f, "{field} has {found} bytes in this kernel, expected {expected}")
+            }
+            Self::LoadRefused { errno, verifier } if verifier.is_empty() => {
+                write!(f, "the kernel refused the program: {}", os(*errno))
+            }
+            Self::LoadRefused { errno, verifier } => {
+                write!(f, "the kernel refused the program: {}; it says: {verifier}", os(*errno))
+            }
+            Self::AttachRefused { errno } => {
+                write!(f, "the kernel refused to attach the program: {}", os(*errno))
+            }
+            Self::NotInObject => f.write_str("the object file has no such program"),
+        }
+    }
+}
+
+impl From<LookupError> for OffReason {
+    fn from(error: LookupError) -> Self {
+        match error {
+            LookupError::NoTracepoint { .. } => Self::NoTracepoint,
+            LookupError::NoStruct { .. }
+            | LookupError::NoField { .. }
+            | LookupError::BitField { .. }
+            | LookupError::Nonsense { .. } => Self::NoField { detail: error.to_string() },
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The OOM killer.
+
+use std::path::{Path, PathBuf};
+
+use lastgasp_ebpf::EventKind;
+use nix::sys::signal::Signal;
+
+use crate::harness::{Kernel, SLOT, Victim, until};
+
+/// A memory cgroup of this test's own, removed with it.
+struct MemoryCgroup(PathBuf);
+
+impl MemoryCgroup {
+    /// `None` where the memory controller is not to be had.
+    fn new(bytes: u64) -> Option<Self> {
+        let name = format!("lastgasp-oom-{}", std::process::id());
+        let v1 = (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.swappiness", "0");
+        let v2 = (Path::new("/sys/fs/cgroup"), "memory.max", "memory.swap.max", "0");
+        for (root, limit, swap, no_swap) in [v1, v2] {
+            let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
+            let cgroup = Self(root.join(&name));
+            if std::fs::create_dir(&cgroup.0).is_err() {
+                continue;
+            }
+            if std::fs::write(cgroup.0.join(limit), bytes.to_string()).is_ok() {
+                let _ = std::fs::write(cgroup.0.join(swap), no_swap);
+                return Some(cgroup);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for MemoryCgroup {
+    fn drop(&mut self) {
+        // The last process may be leaving it still.
+        until("the cgroup is empty", || std::fs::remove_dir(&self.0).is_ok().then_some(()));
+    }
+}
+
+#[test]
+fn a_process_killed_for_memory_is_named() {
+    let Some(cgroup) = MemoryCgroup::new(32 << 20) else {
+        eprintln!("SKIPPED: no memory cgroup can be made here");
+        return;
+    };
+    let mut kernel = Kernel::load();
+    let mut victim = Victim::start(&["allocate", cgroup.0.to_str().expect("plain letters")]);
+    kernel.watch(&victim);
+    victim.go();
+    assert_eq!(victim.wait_raw(), Signal::SIGKILL as u32);
+    let [marked] = kernel.of(EventKind::MarkVictim, victim.tgid)[..] else { panic!("one mark: {:#?}", kernel.seen()) };
+    assert_eq!((marked.slot, marked.start_ticks()), (SLOT, victim.start_ticks));
+    let exit = kernel.wait_for_kind(EventKind::Exit, victim.tgid);
+    assert!(marked.at < exit.at);
+}

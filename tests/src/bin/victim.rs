@@ -1,0 +1,261 @@
+//! Programs that live and die in particular ways, for the stories in
+//! `tests/kernel`: one binary, one subcommand per way.
+//!
+//! Each says `ready` (and what the story needs to know) on standard output, and
+//! goes on when it reads a line. It ends when its standard input closes, so that
+//! no story leaves one behind.
+
+use std::{
+    io::{BufRead as _, Write as _},
+    net::TcpListener,
+    os::unix::process::CommandExt as _,
+    process::{Child, Command, ExitCode, Stdio},
+    sync::{Arc, Barrier},
+    thread,
+};
+
+use clap::Parser;
+
+/// How to live and die.
+#[derive(Parser)]
+enum Victim {
+    /// Wait for a line, then exit with this status.
+    Exit { status: u8 },
+    /// So many threads besides the first, waiting for the process to be killed.
+    Threads { count: usize },
+    /// All of so many threads leave at the same moment, each by itself.
+    ThreadsExit { count: usize },
+    /// The first thread leaves at the first line, the last one at the second.
+    LeaderExitsFirst,
+    /// A thread that is not the first runs `exit 0` in place of this program.
+    ExecFromThread,
+    /// At each line a child process `exit 0`, whose id is printed.
+    Fork,
+    /// As many children as fast as possible, one after the other.
+    ForkMany { count: usize },
+    /// Touch so many MiB, then at a line read address zero with cores allowed.
+    Segv { mib: usize },
+    /// Ignore SIGTERM.
+    IgnoreTerm,
+    /// Be the first process of a pid namespace and outlive a SIGTERM with its default action.
+    Init,
+    #[command(hide = true)]
+    UnkillableTerm,
+    /// At the first line another thread takes this name, at the second the first one does, at
+    /// the third another thread names the first one `by a thread`.
+    Rename { name: String },
+    /// Listen on a port that the kernel chooses, close it at the first line, exit at the second.
+    Listen,
+    /// The same in a network namespace of its own, on this port.
+    ListenElsewhere { port: u16 },
+    /// Join the cgroup whose directory this is, and allocate until it is full.
+    Allocate { cgroup: std::path::PathBuf },
+}
+
+fn main() -> ExitCode {
+    match Victim::parse() {
+        Victim::Exit { status } => {
+            ready("");
+            wait();
+            return ExitCode::from(status);
+        }
+        Victim::Threads { count } => {
+            let all = Arc::new(Barrier::new(count + 1));
+            for _ in 0..count {
+                let all = Arc::clone(&all);
+                thread::spawn(move || {
+                    all.wait();
+                    loop {
+                        thread::park();
+                    }
+                });
+            }
+            all.wait();
+            ready("");
+            wait();
+        }
+        Victim::ThreadsExit { count } => {
+            let all = Arc::new(Barrier::new(count));
+            for _ in 1..count {
+                let all = Arc::clone(&all);
+                thread::spawn(move || {
+                    all.wait();
+                    exit_thread()
+                });
+            }
+            ready("");
+            wait();
+            all.wait();
+            exit_thread()
+        }
+        Victim::LeaderExitsFirst => {
+            thread::spawn(|| {
+                wait();
+                exit_thread()
+            });
+            // The other thread must not be the one that reads the first line.
+            ready("");
+            exit_thread()
+        }
+        Victim::ExecFromThread => {
+            ready("");
+            wait();
+            let exec = thread::spawn(|| Command::new(this()).args(["exit", "0"]).exec());
+            return fail("exec", &exec.join().expect("exec does not panic"));
+        }
+        Victim::Fork => {
+            ready("");
+            let mut children = Vec::new();
+            while wait() {
+                let child = child(&["exit", "0"]);
+                say(&format!("child {}", child.id()));
+                children.push(child);
+            }
+        }
+        Victim::ForkMany { count } => {
+            ready("");
+            wait();
+            for _ in 0..count {
+                let status = child(&["exit", "0"]).wait();
+                assert!(status.is_ok_and(|status| status.success()), "the child read no end of input");
+            }
+            say("done");
+            wait();
+        }
+        Victim::Segv { mib } => {
+            let memory = vec![1u8; mib << 20];
+            default_action(libc::SIGSEGV);
+            nix::sys::resource::setrlimit(
+                nix::sys::resource::Resource::RLIMIT_CORE,
+                nix::sys::resource::RLIM_INFINITY,
+                nix::sys::resource::RLIM_INFINITY,
+            )
+            .expect("root may raise the limit");
+            ready("");
+            wait();
+            std::hint::black_box(&memory);
+            raise(libc::SIGSEGV);
+        }
+        Victim::IgnoreTerm => {
+            // SAFETY: SIG_IGN is a valid disposition, and there is no other thread.
+            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            ready("");
+            wait();
+        }
+        Victim::Init => {
+            ready("");
+            wait();
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).expect("root may make a pid namespace");
+            let status = Command::new(this()).arg("unkillable-term").status();
+            assert!(status.is_ok_and(|status| status.success()), "the init died of SIGTERM");
+        }
+        Victim::UnkillableTerm => {
+            assert_eq!(std::process::id(), 1, "not an init");
+            default_action(libc::SIGTERM);
+            // A signal that is blocked when it is sent is not thrown away then:
+            // the kernel delivers it, and only then sees that this is an init.
+            let term = nix::sys::signal::SigSet::from_iter([nix::sys::signal::SIGTERM]);
+            term.thread_block().expect("a valid set");
+            raise(libc::SIGTERM);
+            term.thread_unblock().expect("a valid set");
+            say("survived");
+            wait();
+        }
+        Victim::Rename { name } => {
+            let name = std::ffi::CString::new(name).expect("no zero in an argument");
+            ready("");
+            wait();
+            let other = name.clone();
+            thread::spawn(move || rename(&other)).join().expect("renaming does not panic");
+            say("other");
+            wait();
+            rename(&name);
+            say("leader");
+            wait();
+            // This file is the first thread's name, whichever thread of the process writes it.
+            let write = || std::fs::write("/proc/self/comm", "by a thread").expect("the same process may");
+            thread::spawn(write).join().expect("writing does not panic");
+            say("by a thread");
+            wait();
+        }
+        Victim::Listen => {
+            listen(0);
+        }
+        Victim::ListenElsewhere { port } => {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("root may make a network namespace");
+            listen(port);
+        }
+        Victim::Allocate { cgroup } => {
+            ready("");
+            wait();
+            std::fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).expect("join the cgroup");
+            let mut memory: Vec<Vec<u8>> = Vec::new();
+            loop {
+                memory.push(vec![1; 1 << 20]);
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn listen(port: u16) {
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("bind");
+    ready(&listener.local_addr().expect("it is bound").port().to_string());
+    wait();
+    drop(listener);
+    say("closed");
+    wait();
+}
+
+/// Ends the calling thread, and no other: not `exit_group`, which is what a Rust `main` ends with.
+fn exit_thread() -> ! {
+    // SAFETY: the thread ends here. Nothing it owns is used afterwards: the
+    // threads of these victims share only reference-counted barriers.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    unreachable!("SYS_exit does not return")
+}
+
+fn default_action(signal: i32) {
+    // SAFETY: SIG_DFL is a valid disposition. Rust's runtime handles SIGSEGV
+    // itself otherwise, to report stack overflows.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+fn raise(signal: i32) {
+    // SAFETY: any number is fine, the kernel checks it.
+    unsafe { libc::raise(signal) };
+}
+
+fn rename(name: &std::ffi::CStr) {
+    // SAFETY: the name is a string that ends with zero, and lives through the call.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+fn child(arguments: &[&str]) -> Child {
+    let mut command = Command::new(this());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().expect("this program runs, so it can run again")
+}
+
+fn this() -> std::path::PathBuf {
+    std::env::current_exe().expect("procfs is mounted")
+}
+
+fn ready(what: &str) {
+    say(format!("ready {what}").trim_end());
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    std::io::stdout().flush().expect("the story reads this");
+}
+
+/// Waits for a line; false at the end of the input.
+fn wait() -> bool {
+    std::io::stdin().lock().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0)
+}
+
+fn fail(what: &str, error: &std::io::Error) -> ExitCode {
+    eprintln!("victim: {what}: {error}");
+    ExitCode::FAILURE
+}
