@@ -35,8 +35,11 @@ pub struct Certificate {
     pub incarnation: Incarnation,
     /// Which listing of that life.
     pub epoch: u64,
-    /// Wall-clock time of the first evidence.
+    /// Wall-clock time of the first moment.
     pub at: Timestamp,
+    /// `CLOCK_MONOTONIC` of the first moment, in nanoseconds: means something on that machine only.
+    #[serde(default)]
+    pub at_monotonic_ns: u64,
     /// Why it was withdrawn.
     pub cause: Cause,
     /// True in `mode = "observe"`: decided, but nothing was changed.

@@ -19,7 +19,7 @@ const DUMPS_CORE: [i32; 8] = [
 
 /// What a piece of evidence says about the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meaning {
+pub(super) enum Meaning {
     /// The worker is dead, now: a critical process ended or is ending.
     Dead {
         /// Which process.
@@ -59,7 +59,7 @@ pub enum Meaning {
 
 /// Reads the table.
 #[must_use]
-pub fn meaning(kind: &Kind) -> Meaning {
+pub(super) fn meaning(kind: &Kind) -> Meaning {
     let dead = |process: &Process, exit: Exit, recheck: bool| Meaning::Dead {
         process: process.clone(),
         cause: cause_of_exit(process, exit),

@@ -135,3 +135,6 @@ impl Brake for NodeBrake<'_> {
         self.about_us
     }
 }
+
+#[cfg(test)]
+mod tests;

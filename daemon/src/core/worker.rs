@@ -432,7 +432,7 @@ impl Worker {
                     process: dead.process.clone(),
                 }));
             }
-            Timer::HoldDown if life.state == State::Lost => self.healthy(now, hold_down, out),
+            Timer::HoldDown if matches!(life.state, State::Lost | State::Draining) => self.healthy(now, hold_down, out),
             _ => {}
         }
     }

@@ -1,0 +1,362 @@
+//! Who a kernel event is about: the process trees of this node's workers.
+//!
+//! Fed with what `/proc` shows and what the kernel reports, it turns a process event into
+//! evidence about a worker. A role is given when a title first appears, and kept: at exit the
+//! comm may be a thread's and the command line is gone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lastgasp_ebpf::{Event, EventFlags, EventKind};
+
+use crate::core::{Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
+
+/// Gives a process its role from its comm (at most 15 bytes) and its command line, and with it the
+/// title to call it by. `None`: it may come and go.
+pub type RoleOf = Arc<dyn Fn(&str, &str) -> Option<String> + Send + Sync>;
+
+/// A process of a worker's tree.
+#[derive(Debug, Clone)]
+pub struct Tracked {
+    /// Which process.
+    pub id: ProcessId,
+    /// Whose.
+    pub worker: WorkerId,
+    /// The root of the life it belongs to.
+    pub root: ProcessId,
+    /// Title for people; for a critical process that of its role.
+    pub title: Arc<str>,
+    /// Its end is the worker's end.
+    pub critical: bool,
+    /// The kernel has reported its exit.
+    pub exit_seen: bool,
+}
+
+impl Tracked {
+    fn process(&self) -> Process {
+        Process { tgid: self.id.tgid, title: Arc::clone(&self.title), root: self.id == self.root }
+    }
+}
+
+/// What follows from looking at a process or an event.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Noticed {
+    /// Evidence for the core.
+    Evidence(Evidence),
+    /// A critical process is there: open its pidfd, tell the core.
+    Critical {
+        /// Whose.
+        worker: WorkerId,
+        /// The root of the life.
+        root: ProcessId,
+        /// Which process.
+        id: ProcessId,
+    },
+    /// The command line of this process would tell its role; read it and call [`Processes::seen`].
+    LookAt {
+        /// Which process.
+        id: ProcessId,
+        /// Its comm now.
+        comm: String,
+    },
+    /// The kernel could not watch a child: look at the whole tree of this root.
+    Rescan(WorkerId),
+    /// A listening socket was closed; whether another one is left there is to be looked up.
+    ListenerClosed {
+        /// Whose.
+        worker: WorkerId,
+        /// The root of the life.
+        root: ProcessId,
+        /// The port.
+        port: u16,
+        /// The closing task was exiting.
+        exiting: bool,
+        /// When.
+        at: Nanos,
+    },
+}
+
+/// All processes of all workers of this node.
+#[derive(Default)]
+pub struct Processes {
+    by_tgid: HashMap<u32, Tracked>,
+    roots: HashMap<WorkerId, (ProcessId, RoleOf)>,
+}
+
+impl Processes {
+    /// A worker's root was found: its tree begins. Any former tree of the worker is forgotten.
+    pub fn adopt_root(&mut self, worker: WorkerId, root: ProcessId, title: &str, role_of: RoleOf) -> Noticed {
+        self.forget(worker);
+        self.roots.insert(worker, (root, role_of));
+        let tracked = Tracked { id: root, worker, root, title: title.into(), critical: true, exit_seen: false };
+        self.by_tgid.insert(root.tgid, tracked);
+        Noticed::Critical { worker, root, id: root }
+    }
+
+    /// Forgets a worker's tree.
+    pub fn forget(&mut self, worker: WorkerId) {
+        self.roots.remove(&worker);
+        self.by_tgid.retain(|_, tracked| tracked.worker != worker);
+    }
+
+    /// Forgets one process.
+    pub fn remove(&mut self, id: ProcessId) {
+        if self.by_tgid.get(&id.tgid).is_some_and(|tracked| tracked.id == id) {
+            self.by_tgid.remove(&id.tgid);
+        }
+    }
+
+    /// A process of `worker`'s tree was looked at, with its comm and command line as they are now.
+    pub fn seen(&mut self, worker: WorkerId, id: ProcessId, comm: &str, cmdline: &str) -> Option<Noticed> {
+        let (root, role_of) = self.roots.get(&worker)?;
+        let root = *root;
+        if id == root {
+            return None;
+        }
+        let role = role_of(comm, cmdline);
+        let tracked = self.by_tgid.entry(id.tgid).or_insert_with(|| Tracked {
+            id,
+            worker,
+            root,
+            title: comm.into(),
+            critical: false,
+            exit_seen: false,
+        });
+        if tracked.id != id {
+            // The pid was used again before the former process's end was heard of.
+            *tracked = Tracked { id, worker, root, title: comm.into(), critical: false, exit_seen: false };
+        }
+        if tracked.critical {
+            // The rank in the command line may appear after the title in the comm did.
+            if let Some(title) = role.filter(|title| title.len() > tracked.title.len()) {
+                tracked.title = title.into();
+            }
+            return None;
+        }
+        let title = role?;
+        tracked.title = title.into();
+        tracked.critical = true;
+        Some(Noticed::Critical { worker, root, id })
+    }
+
+    /// The evidence that a critical process is there.
+    #[must_use]
+    pub fn critical_seen(&self, id: ProcessId, at: Nanos) -> Option<Evidence> {
+        let tracked = self.get(id)?;
+        let kind = Kind::CriticalSeen { process: tracked.process() };
+        Some(Evidence { worker: tracked.worker, root: tracked.root, kind, at })
+    }
+
+    /// A pidfd became readable, or the process was found missing.
+    pub fn gone(&mut self, id: ProcessId, exit: Exit, at: Nanos) -> Option<Evidence> {
+        let tracked = self.get(id)?;
+        let kind = Kind::ProcessGone { process: tracked.process(), exit };
+        tracked.critical.then(|| Evidence { worker: tracked.worker, root: tracked.root, kind, at })
+    }
+
+    /// The tracked process with this identity.
+    #[must_use]
+    pub fn get(&self, id: ProcessId) -> Option<&Tracked> {
+        self.by_tgid.get(&id.tgid).filter(|tracked| tracked.id == id)
+    }
+
+    /// A worker's root and tree, the root first, then by pid.
+    #[must_use]
+    pub fn tree(&self, worker: WorkerId) -> Vec<&Tracked> {
+        let mut tree: Vec<_> = self.by_tgid.values().filter(|tracked| tracked.worker == worker).collect();
+        tree.sort_by_key(|tracked| (tracked.id != tracked.root, tracked.id));
+        tree
+    }
+
+    /// The root of a worker's present life.
+    #[must_use]
+    pub fn root(&self, worker: WorkerId) -> Option<ProcessId> {
+        self.roots.get(&worker).map(|(root, _)| *root)
+    }
+
+    /// What a kernel event means. The hot path: an exit of a critical process becomes evidence here.
+    pub fn event(&mut self, event: &Event) -> Option<Noticed> {
+        let id = ProcessId { tgid: event.tgid, start_ticks: event.start_ticks() };
+        let at = Nanos(event.at);
+        match event.kind()? {
+            EventKind::Exit => {
+                let exit = Exit::from_wait_status(event.exit_code.cast_signed());
+                let tracked = self.by_tgid.get_mut(&id.tgid).filter(|tracked| tracked.id == id)?;
+                tracked.exit_seen = true;
+                if tracked.critical {
+                    return Some(evidence(tracked, |process| Kind::ProcessExit { process, exit }, at));
+                }
+                self.by_tgid.remove(&id.tgid);
+                None
+            }
+            EventKind::SignalDeliver => {
+                let tracked = self.get(id).filter(|tracked| tracked.critical)?;
+                let flags = event.flags;
+                let signal = if flags.contains(EventFlags::GROUP_EXIT) && event.exit_code & 0x7f != 0 {
+                    event.exit_code & 0x7f
+                } else {
+                    event.signal
+                };
+                let certain = signal == libc::SIGKILL.cast_unsigned()
+                    || flags.contains(EventFlags::GROUP_EXIT)
+                    || !flags.contains(EventFlags::UNKILLABLE);
+                let fatal = flags.contains(EventFlags::HANDLER_DEFAULT) || signal == libc::SIGKILL.cast_unsigned();
+                let signal = signal.cast_signed();
+                if fatal && certain {
+                    Some(evidence(tracked, |process| Kind::SignalDelivered { process, signal }, at))
+                } else if id == tracked.root && matches!(signal, libc::SIGTERM | libc::SIGINT) {
+                    Some(evidence(tracked, |_| Kind::Terminating { signal }, at))
+                } else {
+                    None
+                }
+            }
+            EventKind::MarkVictim => {
+                let tracked = self.get(id).filter(|tracked| tracked.critical)?;
+                Some(evidence(tracked, |process| Kind::OomVictim { process }, at))
+            }
+            EventKind::Fork => {
+                let parent = self.by_tgid.get(&event.parent_tgid)?;
+                let (worker, root) = (parent.worker, parent.root);
+                let title = String::from_utf8_lossy(event.comm()).into();
+                self.by_tgid.insert(id.tgid, Tracked { id, worker, root, title, critical: false, exit_seen: false });
+                event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
+            }
+            EventKind::Exec | EventKind::Rename => {
+                let tracked = self.get(id)?;
+                let comm = String::from_utf8_lossy(event.comm()).into_owned();
+                (!tracked.critical).then_some(Noticed::LookAt { id, comm })
+            }
+            EventKind::ListenerClosed => {
+                let worker = WorkerId(event.slot);
+                let (root, _) = self.roots.get(&worker)?;
+                Some(Noticed::ListenerClosed {
+                    worker,
+                    root: *root,
+                    port: u16::try_from(event.port).ok()?,
+                    exiting: event.flags.contains(EventFlags::EXITING),
+                    at,
+                })
+            }
+        }
+    }
+}
+
+fn evidence(tracked: &Tracked, kind: impl FnOnce(Process) -> Kind, at: Nanos) -> Noticed {
+    Noticed::Evidence(Evidence { worker: tracked.worker, root: tracked.root, kind: kind(tracked.process()), at })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const W: WorkerId = WorkerId(0);
+    const ROOT: ProcessId = ProcessId { tgid: 100, start_ticks: 7 };
+
+    fn id(tgid: u32) -> ProcessId {
+        ProcessId { tgid, start_ticks: 8 }
+    }
+
+    fn tree() -> Processes {
+        let mut processes = Processes::default();
+        let role_of: RoleOf = Arc::new(|comm, cmdline| {
+            if cmdline.contains("EngineCore_DP1") {
+                Some("VLLM::EngineCore_DP1".to_owned())
+            } else {
+                comm.contains("::EngineCor").then(|| "VLLM::EngineCore".to_owned())
+            }
+        });
+        processes.adopt_root(W, ROOT, "vllm", role_of);
+        processes
+    }
+
+    fn event(kind: EventKind, tgid: u32, start_ticks: u64) -> Event {
+        let mut bytes = [0_u8; size_of::<Event>()];
+        bytes[8..16].copy_from_slice(&(start_ticks * 10_000_000).to_ne_bytes());
+        bytes[16..20].copy_from_slice(&(kind as u32).to_ne_bytes());
+        bytes[28..32].copy_from_slice(&tgid.to_ne_bytes());
+        Event::from_bytes(&bytes).expect("an event's size")
+    }
+
+    fn forked(processes: &mut Processes, child: u32, parent: u32) {
+        let fork = Event { parent_tgid: parent, ..event(EventKind::Fork, child, 8) };
+        assert_eq!(processes.event(&fork), None);
+    }
+
+    fn exit(tgid: u32, start_ticks: u64) -> Event {
+        Event { exit_code: 9, ..event(EventKind::Exit, tgid, start_ticks) }
+    }
+
+    #[test]
+    fn a_child_gets_its_role_when_its_title_appears_and_then_its_exit_is_evidence() {
+        let mut processes = tree();
+        forked(&mut processes, 200, 100);
+        let mut rename = event(EventKind::Rename, 200, 8);
+        rename.comm[..15].copy_from_slice(b"VLLM::EngineCor");
+        let look = processes.event(&rename);
+        assert_eq!(look, Some(Noticed::LookAt { id: id(200), comm: "VLLM::EngineCor".to_owned() }));
+        let critical = processes.seen(W, id(200), "VLLM::EngineCor", "VLLM::EngineCore");
+        assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(200) }));
+        let Some(Noticed::Evidence(Evidence { kind: Kind::ProcessExit { process, exit }, root, .. })) =
+            processes.event(&exit(200, 8))
+        else {
+            panic!("no evidence");
+        };
+        assert_eq!((process.title.as_ref(), process.root, root), ("VLLM::EngineCore", false, ROOT));
+        assert_eq!(exit, Exit::Signal { signal: 9, core: false });
+    }
+
+    #[test]
+    fn a_compiler_or_resource_tracker_may_come_and_go() {
+        let mut processes = tree();
+        forked(&mut processes, 201, 100);
+        let tracker = "python -B -c from multiprocessing.resource_tracker import main;main(32)";
+        assert_eq!(processes.seen(W, id(201), "python", tracker), None);
+        assert_eq!(processes.event(&exit(201, 8)), None);
+        assert_eq!(processes.tree(W).len(), 1);
+    }
+
+    #[test]
+    fn a_pid_that_is_used_again_is_another_process() {
+        let mut processes = tree();
+        assert_eq!(processes.event(&exit(100, 6)), None, "the root's pid, but an older process");
+        assert_eq!(processes.event(&exit(100, 9)), None, "or a younger one");
+        assert!(matches!(processes.event(&exit(100, 7)), Some(Noticed::Evidence(_))));
+    }
+
+    #[test]
+    fn a_grandchild_belongs_to_the_worker_too() {
+        let mut processes = tree();
+        forked(&mut processes, 200, 100);
+        forked(&mut processes, 300, 200);
+        forked(&mut processes, 999, 998);
+        assert_eq!(processes.tree(W).iter().map(|t| t.id.tgid).collect::<Vec<_>>(), [100, 200, 300]);
+    }
+
+    #[test]
+    fn the_rank_in_the_command_line_completes_the_title() {
+        let mut processes = tree();
+        processes.seen(W, id(200), "VLLM::EngineCor", "");
+        assert_eq!(processes.seen(W, id(200), "VLLM::EngineCor", "VLLM::EngineCore_DP1"), None, "critical already");
+        assert_eq!(processes.get(id(200)).unwrap().title.as_ref(), "VLLM::EngineCore_DP1");
+    }
+
+    #[test]
+    fn a_signal_that_an_init_may_ignore_is_no_evidence() {
+        let mut processes = tree();
+        let deliver = |signal, flags| Event { signal, flags, ..event(EventKind::SignalDeliver, 100, 7) };
+        let default = EventFlags::HANDLER_DEFAULT;
+        let segv = libc::SIGSEGV.cast_unsigned();
+        assert_eq!(processes.event(&deliver(segv, default.with(EventFlags::UNKILLABLE))), None);
+        assert_eq!(processes.event(&deliver(segv, EventFlags::default())), None, "it has a handler");
+        assert!(processes.event(&deliver(segv, default)).is_some());
+        assert!(processes.event(&deliver(9, EventFlags::UNKILLABLE)).is_some(), "KILL from outside cannot be ignored");
+    }
+
+    #[test]
+    fn sigterm_to_a_root_that_handles_it_means_that_it_leaves() {
+        let mut processes = tree();
+        let terminate = Event { signal: 15, ..event(EventKind::SignalDeliver, 100, 7) };
+        let Some(Noticed::Evidence(Evidence { kind, .. })) = processes.event(&terminate) else { panic!() };
+        assert_eq!(kind, Kind::Terminating { signal: 15 });
+    }
+}
