@@ -1,13 +1,26 @@
 //! What the end-to-end tests, the demo and the benchmark start and observe.
 //!
-//! [`model`] is the pure part: what the mock engine says, to the token. The
-//! `mock-engine` binary wraps it into the processes, sockets and failures of a real
-//! engine.
+//! [`model`] is the pure part: what the mock engine says, to the token. The `mock-engine` binary
+//! wraps it into the processes, sockets and failures of a real engine. The rest starts real
+//! programs ([`nats`], [`engine`], [`daemon`], [`router`]), looks at what they do ([`client`],
+//! [`discovery`]) and holds it against what they should do ([`reference`]).
 //!
-//! Nothing in this crate is part of the product, and nothing of the product may depend
-//! on it. It ends only processes that it started itself, and talks to loopback only.
+//! Nothing in this crate is part of the product, and nothing of the product may depend on it. It
+//! ends only processes that it started itself, and talks to loopback only.
 
 #![forbid(unsafe_code)]
 
+pub mod binaries;
+pub mod client;
+pub mod daemon;
+pub mod discovery;
+pub mod engine;
+mod error;
 pub mod model;
+pub mod nats;
+pub mod process;
 pub mod ready;
+pub mod reference;
+pub mod router;
+
+pub use error::HarnessError;

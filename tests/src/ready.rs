@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// The root of the process tree: the API server.
-    pub root: u32,
+    pub root_pid: u32,
     /// The process that produces the tokens.
-    pub engine_core: u32,
+    pub engine_core_pid: u32,
     /// A child whose exit means nothing.
-    pub resource_tracker: u32,
+    pub resource_tracker_pid: u32,
     /// The launcher between root and engine core (`--frontend rust` only).
-    pub headless: Option<u32>,
+    pub launcher_pid: Option<u32>,
     /// Where the OpenAI API is served.
     pub http: SocketAddr,
     /// Where gRPC health is served.
@@ -30,7 +30,7 @@ pub struct Ready {
 impl Ready {
     /// Every process of the tree, the root last.
     pub fn pids(&self) -> Vec<u32> {
-        [Some(self.engine_core), Some(self.resource_tracker), self.headless, Some(self.root)]
+        [Some(self.engine_core_pid), Some(self.resource_tracker_pid), self.launcher_pid, Some(self.root_pid)]
             .into_iter()
             .flatten()
             .collect()

@@ -93,10 +93,10 @@ impl Server {
             None => None,
         };
         let ready = Ready {
-            root: std::process::id(),
-            engine_core: core.pid,
-            resource_tracker: tree.tracker(),
-            headless: tree.launcher(),
+            root_pid: std::process::id(),
+            engine_core_pid: core.pid,
+            resource_tracker_pid: tree.tracker(),
+            launcher_pid: tree.launcher(),
             http: address,
             grpc: health.as_ref().map(|health| health.address),
             model: args.model.clone(),

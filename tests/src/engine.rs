@@ -1,0 +1,107 @@
+//! A mock engine under a test.
+
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use tokio::process::Command;
+
+use crate::HarnessError;
+use crate::binaries;
+use crate::model::{Dialect, Frontend};
+use crate::process::{Identity, Process};
+use crate::ready::Ready;
+
+/// A `mock-engine` that serves.
+#[derive(Debug)]
+pub struct Engine {
+    /// Its root.
+    pub process: Process,
+    /// The process that produces the tokens.
+    pub core: Identity,
+    /// What it said when it was ready.
+    pub ready: Ready,
+    frontend: Frontend,
+}
+
+impl Engine {
+    /// Starts one, with free ports and gRPC health, and waits until it serves. `arguments` are
+    /// those of `mock-engine`; it runs in `folder`, where a core file of it would go.
+    ///
+    /// # Errors
+    ///
+    /// It is not built, or ends before it serves.
+    pub async fn start(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        let ready_file = folder.join(format!("{name}.ready.json"));
+        let _ = std::fs::remove_file(&ready_file);
+        let mut command = Command::new(binaries::find("mock-engine")?);
+        command.current_dir(folder).args(["--grpc-port", "0"]).args(arguments);
+        command.arg("--ready-file").arg(&ready_file).env("LASTGASP_WORKER", name);
+        let mut process = Process::spawn(name, command, folder)?;
+        let ready: Ready = process.ready_file(&ready_file).await?;
+        process.record(ready.pids());
+        let core = Identity::of(ready.engine_core_pid)
+            .ok_or_else(|| HarnessError::GaveUp(format!("{name}: its engine core is gone already")))?;
+        let rust = arguments.windows(2).any(|pair| pair == ["--frontend", "rust"]);
+        let frontend = if rust { Frontend::Rust } else { Frontend::Python };
+        Ok(Self { process, core, ready, frontend })
+    }
+
+    /// Where routers send requests.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.ready.http)
+    }
+
+    /// Where its gRPC health is.
+    pub fn grpc(&self) -> String {
+        self.ready.grpc.map(|address| format!("http://{address}")).unwrap_or_default()
+    }
+
+    /// What its answers depend on besides the request.
+    pub fn dialect(&self) -> Dialect {
+        Dialect { frontend: self.frontend, model: self.ready.model.clone(), max_model_len: self.ready.max_model_len }
+    }
+
+    /// Sends a signal to the engine core.
+    pub fn signal_core(&self, signal: Signal) {
+        assert!(self.core.signal(signal), "the engine core was gone already");
+    }
+
+    /// Sends a signal to the root.
+    pub fn signal_root(&self, signal: Signal) {
+        assert!(self.process.identity.signal(signal), "the root was gone already");
+    }
+
+    /// Kills every process of the tree, the root first as a supervisor would.
+    pub fn kill_tree(&self) {
+        for pid in self.ready.pids().into_iter().rev() {
+            if let Some(process) = Identity::of(pid) {
+                process.signal(Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Lets the engine core fork a compiler, and returns its pid once it has exited.
+    ///
+    /// # Errors
+    ///
+    /// The engine does not answer.
+    pub async fn compile(&self) -> Result<u32, HarnessError> {
+        #[derive(serde::Deserialize)]
+        struct Compiled {
+            pid: u32,
+        }
+        let response = self.control("compile").await?;
+        response.json::<Compiled>().await.map(|compiled| compiled.pid).map_err(HarnessError::http)
+    }
+
+    /// Posts to one of the mock's control paths, such as `health?status=not_serving`.
+    ///
+    /// # Errors
+    ///
+    /// The engine does not answer, or refuses.
+    pub async fn control(&self, path: &str) -> Result<reqwest::Response, HarnessError> {
+        let url = format!("{}/mock/{path}", self.endpoint());
+        let response = reqwest::Client::new().post(url).send().await;
+        response.and_then(reqwest::Response::error_for_status).map_err(HarnessError::http)
+    }
+}

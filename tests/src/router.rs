@@ -1,0 +1,65 @@
+//! A `lastgasp-router` under a test.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::HarnessError;
+use crate::binaries;
+use crate::client::LiveStream;
+use crate::model::Endpoint;
+use crate::process::Process;
+
+/// A running router.
+#[derive(Debug)]
+pub struct Router {
+    /// The process.
+    pub process: Process,
+    /// Where it serves.
+    pub address: SocketAddr,
+}
+
+#[derive(Deserialize)]
+struct Ready {
+    listen: SocketAddr,
+}
+
+impl Router {
+    /// Starts one and waits until it listens and has listed the workers.
+    ///
+    /// # Errors
+    ///
+    /// It is not built, or ends before it is ready.
+    pub async fn start(name: &str, nats_url: &str, migration_limit: u32, folder: &Path) -> Result<Self, HarnessError> {
+        let ready_file = folder.join(format!("{name}.ready.json"));
+        let mut command = Command::new(binaries::find("lastgasp-router")?);
+        command.args(["--nats", nats_url, "--listen", "127.0.0.1:0", "--name", name]);
+        command.args(["--migration-limit", &migration_limit.to_string()]);
+        command.args(["--log", "info,lastgasp_router=debug"]).arg("--ready-file").arg(&ready_file);
+        let mut process = Process::spawn(name, command, folder)?;
+        let ready: Ready = process.ready_file(&ready_file).await?;
+        Ok(Self { process, address: ready.listen })
+    }
+
+    /// Sends a streaming request.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer.
+    pub async fn stream(&self, endpoint: Endpoint, body: &Value) -> Result<LiveStream, HarnessError> {
+        LiveStream::open(self.address, endpoint, body).await
+    }
+
+    /// What `/metrics` says.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer.
+    pub async fn metrics(&self) -> Result<String, HarnessError> {
+        let response = reqwest::get(format!("http://{}/metrics", self.address)).await;
+        response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
+    }
+}
