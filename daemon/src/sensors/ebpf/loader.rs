@@ -175,12 +175,12 @@ impl Probes {
         }
 
         let (watched, watched_too) = take(&mut programs, map::WATCHED, twice)?;
-        let ring = take(&mut programs, map::EVENTS, |map| RingBuf::try_from(map))?;
+        let ring = take(&mut programs, map::EVENTS, RingBuf::try_from)?;
         let ring = Ring { ring, watched: watched_too };
         let probes = Self {
             watched,
-            ports: take(&mut programs, map::PORTS, |map| HashMap::try_from(map))?,
-            dropped: take(&mut programs, map::DROPPED, |map| PerCpuArray::try_from(map))?,
+            ports: take(&mut programs, map::PORTS, HashMap::try_from)?,
+            dropped: take(&mut programs, map::DROPPED, PerCpuArray::try_from)?,
             _programs: programs,
             states,
         };
