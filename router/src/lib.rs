@@ -7,4 +7,14 @@
 //! without a missing or repeated token, or it ends with a visible error.
 #![forbid(unsafe_code)]
 
+pub mod app;
+pub mod cli;
+pub mod config;
 pub mod continuation;
+pub mod errors;
+pub mod introspect;
+pub mod metrics;
+pub mod nats;
+pub mod proxy;
+pub mod server;
+pub mod workers;

@@ -1,2 +1,38 @@
-//! Under construction.
-fn main() {}
+//! `lastgasp-router`, see the library.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use lastgasp_router::app;
+use lastgasp_router::cli::{Args, LogFormat};
+use tracing_subscriber::EnvFilter;
+
+/// sysexits(3): the command line is wrong.
+const USAGE: u8 = 64;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
+        }
+    };
+    let filter = match EnvFilter::try_new(&args.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("--log {}: {error}", args.log);
+            return ExitCode::from(USAGE);
+        }
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+    app::run(args).await
+}

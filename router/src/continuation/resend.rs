@@ -46,6 +46,8 @@ pub struct Outgoing {
     pub body: Value,
     /// How faithful it is.
     pub exactness: Exactness,
+    /// The client's body without any change.
+    pub as_it_came: bool,
 }
 
 /// Why no request can be made.
@@ -109,7 +111,7 @@ pub(crate) fn continued(
     } else if stops_taken {
         drop_stops(&mut body);
     }
-    Ok(Outgoing { endpoint, body: Value::Object(body), exactness })
+    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false })
 }
 
 fn ask(request: &Request, body: &mut Map<String, Value>) {

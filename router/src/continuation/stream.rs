@@ -196,8 +196,28 @@ impl Continuation {
     /// # Errors
     /// It cannot be continued on this target, or there is nothing left to continue.
     pub fn resend(&mut self, target: Target) -> Result<Outgoing, Refusal> {
-        let Target { engine, max_model_len: _ } = target;
-        let outgoing = if self.produced() {
+        let outgoing = self.plan(target)?;
+        let asked = outgoing.body.get("return_token_ids").is_some() && !self.request.wants_ids;
+        self.asked |= asked;
+        self.stops_taken |= self.request.stops.is_some() && outgoing.body.get("stop").is_none();
+        self.parser = Parser::new();
+        self.pending.clear();
+        self.held.clear();
+        self.leg = Leg {
+            endpoint: outgoing.endpoint,
+            engine: target.engine,
+            resumed: self.sent,
+            carried: if outgoing.exactness == Exactness::Whole { 0 } else { self.tokens() },
+            exactness: outgoing.exactness,
+            suspect: outgoing.exactness == Exactness::Exact && !self.whole,
+            text_offset: if self.sent { self.next_offset } else { 0 },
+            begun: false,
+        };
+        Ok(outgoing)
+    }
+
+    fn plan(&self, target: Target) -> Result<Outgoing, Refusal> {
+        if self.produced() {
             if let Some(reason) = self.refusal {
                 return Err(Refusal::Unmovable(reason));
             }
@@ -208,34 +228,28 @@ impl Continuation {
                 tool_calls: self.tool_calls,
                 tokens: self.tokens(),
             };
-            resend::continued(&self.request, &carried, target, self.options.strict, self.stops_taken)?
-        } else {
-            let endpoint = self.request.endpoint;
-            let ask = self.options.migrate
-                && self.refusal.is_none()
-                && !self.request.needs_text
-                // Asked for ids, vLLM's Python frontend leaves the echo out.
-                && !self.request.echo
-                && engine.gives_ids(endpoint);
-            Outgoing { endpoint, body: resend::whole(&self.request, ask), exactness: Exactness::Whole }
-        };
-        let asked = outgoing.body.get("return_token_ids").is_some() && !self.request.wants_ids;
-        self.asked |= asked;
-        self.stops_taken |= self.request.stops.is_some() && outgoing.body.get("stop").is_none();
-        self.parser = Parser::new();
-        self.pending.clear();
-        self.held.clear();
-        self.leg = Leg {
-            endpoint: outgoing.endpoint,
-            engine,
-            resumed: self.sent,
-            carried: if outgoing.exactness == Exactness::Whole { 0 } else { self.tokens() },
-            exactness: outgoing.exactness,
-            suspect: outgoing.exactness == Exactness::Exact && !self.whole,
-            text_offset: if self.sent { self.next_offset } else { 0 },
-            begun: false,
-        };
-        Ok(outgoing)
+            return resend::continued(&self.request, &carried, target, self.options.strict, self.stops_taken);
+        }
+        let endpoint = self.request.endpoint;
+        let ask = self.options.migrate
+            && self.refusal.is_none()
+            && !self.request.needs_text
+            // Asked for ids, vLLM's Python frontend leaves the echo out.
+            && !self.request.echo
+            && target.engine.gives_ids(endpoint);
+        let body = resend::whole(&self.request, ask);
+        Ok(Outgoing { endpoint, body, exactness: Exactness::Whole, as_it_came: !ask })
+    }
+
+    /// Whether [`Continuation::worker_failed`] would lead to a move or a retry on such an engine.
+    ///
+    /// # Errors
+    /// Why it would not.
+    pub fn movable(&self, engine: Engine) -> Result<(), Unmovable> {
+        match self.plan(Target { engine, max_model_len: None }) {
+            Err(Refusal::Unmovable(reason)) => Err(reason),
+            Ok(_) | Err(Refusal::ContextFull) => Ok(()),
+        }
     }
 
     /// Takes bytes of the worker and appends what the client is to be sent.
@@ -316,7 +330,9 @@ impl Continuation {
         self.ids.len() as u64 + self.uncounted
     }
 
-    fn is_finished(&self) -> bool {
+    /// The client has the finish_reason of every choice.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
         self.finished.len() as u64 >= self.request.choices
     }
 

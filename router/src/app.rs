@@ -1,0 +1,108 @@
+//! The parts put together.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use lastgasp_protocol::Name;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::cli::Args;
+use crate::proxy::Proxy;
+use crate::workers::Workers;
+use crate::{introspect, nats, server};
+
+/// sysexits(3): something in the configuration cannot be used.
+const CONFIG: u8 = 78;
+
+/// Runs the router until SIGTERM or SIGINT.
+pub async fn run(args: Args) -> ExitCode {
+    match serve(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            error!("{message}");
+            ExitCode::from(CONFIG)
+        }
+    }
+}
+
+async fn serve(args: Args) -> Result<(), String> {
+    let config = args.config()?;
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => {
+            let random = ulid::Ulid::new().to_string().to_lowercase();
+            Name::new(format!("router-{}", &random[18..])).expect("letters and digits")
+        }
+    };
+    let listener =
+        TcpListener::bind(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
+    let address = listener.local_addr().map_err(|error| format!("--listen {}: {error}", args.listen))?;
+    let (workers, arrivals) = Workers::new();
+    let proxy = Proxy::new(workers, config).map_err(|error| format!("HTTP client: {error}"))?;
+    tokio::spawn(introspect::run(arrivals, proxy.client.clone()));
+    let settings = nats::Settings {
+        url: args.nats.clone(),
+        credentials: args.nats_credentials.clone(),
+        name,
+        replicas: args.nats_replicas,
+    };
+    let mut following = nats::follow(settings, Arc::clone(&proxy)).await.map_err(|error| format!("--nats {error}"))?;
+
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let listener = listener.tap_io(|connection| {
+        // A token is smaller than a segment and must not wait for the next one.
+        if let Err(error) = connection.set_nodelay(true) {
+            warn!(%error, "TCP_NODELAY");
+        }
+    });
+    let mut asked = stopped.clone();
+    let serving = axum::serve(listener, server::routes(proxy)).with_graceful_shutdown(async move {
+        _ = asked.wait_for(|stop| *stop).await;
+    });
+    let serving = tokio::spawn(serving.into_future());
+    info!(%address, migration_limit = args.migration_limit, "listening");
+    let mut ending = tokio::spawn(asked_to_end());
+    tokio::select! {
+        () = following.listed() => {
+            if let Some(path) = &args.ready_file {
+                ready(path, &json!({ "pid": std::process::id(), "listen": address.to_string() }).to_string())?;
+            }
+            _ = (&mut ending).await;
+        }
+        _ = &mut ending => {}
+    }
+    info!(timeout_s = args.shutdown_timeout.as_secs(), "ending: no new requests, streams may finish");
+    stop.send_replace(true);
+    if tokio::time::timeout(args.shutdown_timeout.max(Duration::from_millis(1)), serving).await.is_err() {
+        warn!("streams are cut: --shutdown-timeout is over");
+    }
+    following.stop();
+    Ok(())
+}
+
+async fn asked_to_end() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Writes the file whole or not at all.
+fn ready(path: &Path, text: &str) -> Result<(), String> {
+    let whole = || {
+        let unfinished = path.with_extension("unfinished");
+        std::fs::write(&unfinished, text)?;
+        std::fs::rename(&unfinished, path)
+    };
+    whole().map_err(|error: std::io::Error| format!("--ready-file {}: {error}", path.display()))
+}

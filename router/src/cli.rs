@@ -1,0 +1,172 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use lastgasp_protocol::Name;
+
+use crate::config::Config;
+
+/// An OpenAI-compatible router that continues a token stream on another worker when its own dies.
+///
+/// Workers are taken from the NATS bucket `lastgasp_workers`, whoever writes them there.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    version,
+    after_help = "Examples:
+  # Route, and retry what has produced nothing yet; streams are not moved.
+  lastgasp-router --nats nats://127.0.0.1:4222 --listen 127.0.0.1:8080
+
+  # Let a stream be moved up to three times, and refuse moves that cannot be exact.
+  lastgasp-router --nats nats://127.0.0.1:4222 --listen :8080 --migration-limit 3 --strict
+
+Exit codes: 0 after SIGTERM or SIGINT, 64 for a wrong command line, 78 for a file or an address
+that cannot be used, 1 otherwise."
+)]
+pub struct Args {
+    /// NATS server; several with commas. Credentials may stand in the URL.
+    #[arg(long, value_name = "URL", env = "LASTGASP_NATS_URL", default_value = "nats://127.0.0.1:4222")]
+    pub nats: String,
+
+    /// NATS credentials file.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_CREDENTIALS")]
+    pub nats_credentials: Option<PathBuf>,
+
+    /// Replicas of buckets that do not exist yet.
+    #[arg(long, value_name = "N", env = "LASTGASP_NATS_REPLICAS", default_value_t = 1)]
+    pub nats_replicas: usize,
+
+    /// Address to listen on; `:PORT` is every address, port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", env = "LASTGASP_ROUTER_LISTEN", default_value = "127.0.0.1:8080", value_parser = address)]
+    pub listen: SocketAddr,
+
+    /// How often one stream may be moved. 0 moves none, and adds nothing to requests.
+    #[arg(long, value_name = "N", env = "LASTGASP_MIGRATION_LIMIT", default_value_t = 0)]
+    pub migration_limit: u32,
+
+    /// Refuse moves that are not exact: by text, and of requests with penalties or a seed.
+    #[arg(long, env = "LASTGASP_ROUTER_STRICT")]
+    pub strict: bool,
+
+    /// Token ids that end a sequence, for models whose special tokens are shown as text.
+    #[arg(long, value_name = "ID", env = "LASTGASP_EOS_TOKEN_IDS", value_delimiter = ',')]
+    pub eos_token_id: Vec<u32>,
+
+    /// How often a request is sent to another worker before anything was produced.
+    #[arg(long, value_name = "N", env = "LASTGASP_MAX_RETRIES", default_value_t = 2)]
+    pub max_retries: u32,
+
+    /// How long to wait for a worker where there is none, in seconds.
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_WAIT_FOR_WORKER", default_value = "10", value_parser = seconds)]
+    pub wait_for_worker: Duration,
+
+    /// Ask a worker whether it is well when a stream was silent for so many seconds, and move the
+    /// stream if it is not. For nodes that no daemon watches. Off by default.
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_STALL_TIMEOUT", value_parser = seconds)]
+    pub stall_timeout: Option<Duration>,
+
+    /// How long streams may go on after SIGTERM, in seconds.
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_SHUTDOWN_TIMEOUT", default_value = "30", value_parser = seconds)]
+    pub shutdown_timeout: Duration,
+
+    /// Largest request body, in bytes.
+    #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODY", default_value_t = 64 * 1024 * 1024)]
+    pub max_body: usize,
+
+    /// File with the keys that clients must send as `Authorization: Bearer KEY`, one a line.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_API_KEY_FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// This router's name in answers to signals; must be its own. Made up by default.
+    #[arg(long, value_name = "NAME", env = "LASTGASP_ROUTER_NAME")]
+    pub name: Option<Name>,
+
+    /// Written when it listens and has listed the workers once: {"pid":1,"listen":"127.0.0.1:8080"}.
+    #[arg(long, value_name = "PATH")]
+    pub ready_file: Option<PathBuf>,
+
+    /// What is logged, as for `RUST_LOG`.
+    #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info")]
+    pub log: String,
+
+    /// How it is logged, on standard error.
+    #[arg(long, value_name = "FORMAT", env = "LASTGASP_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+impl Args {
+    /// The proxy's part, with keys read from their file.
+    ///
+    /// # Errors
+    /// The file of keys cannot be read, or has none.
+    pub fn config(&self) -> Result<Config, String> {
+        let api_keys = match &self.api_key_file {
+            None => Vec::new(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| format!("--api-key-file {}: {error}", path.display()))?;
+                let keys: Vec<String> =
+                    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+                if keys.is_empty() {
+                    return Err(format!("--api-key-file {}: has no key; write one a line", path.display()));
+                }
+                keys
+            }
+        };
+        Ok(Config {
+            migration_limit: self.migration_limit,
+            strict: self.strict,
+            eos_token_ids: self.eos_token_id.clone(),
+            max_retries: self.max_retries,
+            wait_for_worker: self.wait_for_worker,
+            stall_timeout: self.stall_timeout,
+            max_body: self.max_body,
+            api_keys,
+        })
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let whole = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    whole.parse().map_err(|_| "write an IP address and a port, like 127.0.0.1:8080, [::1]:8080 or :8080".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds, like 10 or 0.5".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "write a number of seconds that is not negative".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn streams_are_not_moved_unless_asked_for() {
+        assert_eq!(Args::parse_from(["lastgasp-router"]).config().unwrap().migration_limit, 0);
+    }
+
+    #[test]
+    fn addresses_and_times_are_read_as_people_write_them() {
+        assert_eq!(address(":80"), Ok("0.0.0.0:80".parse().unwrap()));
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(seconds("-1").is_err() && seconds("soon").is_err() && address("host:80").is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! Errors as OpenAI's API writes them.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// An error before any byte of an answer was sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// `error.type`.
+    pub kind: &'static str,
+    /// `error.code`.
+    pub code: &'static str,
+    /// `error.param`.
+    pub param: Option<&'static str>,
+    /// For people.
+    pub message: String,
+}
+
+impl ApiError {
+    /// The request is at fault.
+    #[must_use]
+    pub fn invalid(param: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "invalid_request_error",
+            code: "invalid_request",
+            param,
+            message: message.into(),
+        }
+    }
+
+    /// No worker has this model.
+    #[must_use]
+    pub fn unknown_model(model: &str) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            kind: "invalid_request_error",
+            code: "model_not_found",
+            param: Some("model"),
+            message: format!("No worker serves the model `{model}`. GET /v1/models lists those that are served."),
+        }
+    }
+
+    /// Nobody took the request.
+    #[must_use]
+    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            kind: "server_error",
+            code,
+            param: None,
+            message: message.into(),
+        }
+    }
+
+    /// The key is missing or wrong.
+    #[must_use]
+    pub fn unauthorized() -> Self {
+        Self {
+            status: StatusCode::UNAUTHORIZED,
+            kind: "invalid_request_error",
+            code: "invalid_api_key",
+            param: None,
+            message: "Send the router's key as `Authorization: Bearer KEY`.".into(),
+        }
+    }
+
+    /// The body is larger than the router was told to accept.
+    #[must_use]
+    pub fn too_large(limit: usize) -> Self {
+        Self {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            kind: "invalid_request_error",
+            code: "request_too_large",
+            param: None,
+            message: format!("The body has more than {limit} bytes, which is this router's --max-body."),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let Self { status, kind, code, param, message } = self;
+        let error = json!({ "error": { "message": message, "type": kind, "param": param, "code": code } });
+        let mut response = (status, Json(error)).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

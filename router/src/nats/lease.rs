@@ -1,0 +1,54 @@
+//! This router's own key in `lastgasp_routers`: it says whose answers a daemon may wait for.
+
+use std::time::Duration;
+
+use lastgasp_protocol::kv::{Bucket, Expect, WriteError};
+use lastgasp_protocol::{ROUTERS_BUCKET, RouterLease};
+use tracing::{info, warn};
+
+use super::{Link, backoff};
+
+/// How long the key stays without being renewed.
+const TTL: Duration = Duration::from_secs(6);
+/// Three chances to renew it.
+const RENEWAL: Duration = Duration::from_secs(2);
+
+/// Keeps the key for as long as the router runs.
+pub(super) async fn run(mut link: Link) {
+    let lease = RouterLease::new(link.settings.name.clone(), env!("CARGO_PKG_VERSION"));
+    let mut attempts = 0;
+    loop {
+        _ = link.connections.wait_for(|count| *count > 0).await;
+        if let Err(error) = hold(&link, &lease, &mut attempts).await {
+            warn!(%error, "the router's lease is not held, trying again");
+        }
+        tokio::time::sleep(backoff(attempts)).await;
+        attempts += 1;
+    }
+}
+
+async fn hold(link: &Link, lease: &RouterLease, attempts: &mut usize) -> Result<(), async_nats::Error> {
+    let bucket = Bucket::open(&link.context, ROUTERS_BUCKET, link.settings.replicas).await?;
+    let key = lease.router.token();
+    let mut expect = expected(&bucket, &key).await?;
+    let mut held = false;
+    loop {
+        match bucket.put(&key, lease.to_json().into(), expect, TTL).await {
+            Ok(revision) => {
+                if !std::mem::replace(&mut held, true) {
+                    info!(router = %lease.router, revision, "lease held");
+                }
+                *attempts = 0;
+                expect = Expect::Revision(revision);
+                tokio::time::sleep(RENEWAL).await;
+            }
+            // It lapsed, or the router that had this name before wrote it last.
+            Err(WriteError::Mismatch) => expect = expected(&bucket, &key).await?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn expected(bucket: &Bucket, key: &str) -> Result<Expect, async_nats::Error> {
+    Ok(bucket.read(key).await?.map_or(Expect::Absent, |entry| Expect::Revision(entry.revision)))
+}

@@ -1,0 +1,163 @@
+//! The router's side of the contract on NATS: what it reads, hears and says.
+//!
+//! NATS being away never stops a stream: the last known workers stay in use, and everything
+//! here begins again when it is back.
+
+mod lease;
+mod signals;
+mod watch;
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{ConnectOptions, Event, jetstream};
+use lastgasp_protocol::Name;
+use tokio::sync::watch as latest;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use crate::proxy::Proxy;
+
+/// Three pings that go unanswered end a connection, so a dead one is noticed within 5 s.
+const PING: Duration = Duration::from_millis(1500);
+/// Longest wait for an answer of the server.
+const REQUEST: Duration = Duration::from_secs(3);
+/// Bounds of the wait between attempts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+
+/// Where NATS is, and who we are there.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Server URL, or several with commas.
+    pub url: String,
+    /// A credentials file (`nsc`), if one is needed.
+    pub credentials: Option<PathBuf>,
+    /// This router's name.
+    pub name: Name,
+    /// Replicas of buckets that have to be created.
+    pub replicas: usize,
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The credentials file cannot be read.
+    #[error("credentials {path}: {source}")]
+    Credentials {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The URL is not one, or the like. A server that does not answer is no error.
+    #[error("{url}: {source}")]
+    Url {
+        /// The URL.
+        url: String,
+        /// Why.
+        source: async_nats::ConnectError,
+    },
+}
+
+/// What all tasks here share.
+#[derive(Debug, Clone)]
+struct Link {
+    client: async_nats::Client,
+    context: jetstream::Context,
+    proxy: Arc<Proxy>,
+    settings: Settings,
+    /// Counts connections; a change means that everything must be read again.
+    connections: latest::Receiver<u64>,
+}
+
+/// The tasks that follow NATS. Dropping it ends them.
+#[derive(Debug)]
+pub struct Following {
+    tasks: JoinSet<()>,
+    listed: latest::Receiver<bool>,
+}
+
+impl Following {
+    /// Waits until the workers were listed once.
+    pub async fn listed(&mut self) {
+        // The sender lives as long as the task, which has no end.
+        _ = self.listed.wait_for(|listed| *listed).await;
+    }
+
+    /// Ends all tasks.
+    pub fn stop(&mut self) {
+        self.tasks.abort_all();
+    }
+}
+
+/// Begins to follow NATS. Returns at once, whether a server answers or not.
+///
+/// # Errors
+/// The settings cannot be used.
+pub async fn follow(settings: Settings, proxy: Arc<Proxy>) -> Result<Following, ConnectError> {
+    let (connected, connections) = latest::channel(0);
+    let connected = Arc::new(connected);
+    let workers = Arc::clone(&proxy.workers);
+    let options = match &settings.credentials {
+        None => ConnectOptions::new(),
+        Some(path) => ConnectOptions::with_credentials_file(path)
+            .await
+            .map_err(|source| ConnectError::Credentials { path: path.clone(), source })?,
+    };
+    let url = settings.url.clone();
+    let client = options
+        .name(format!("lastgasp-router {}", settings.name))
+        .ping_interval(PING)
+        .connection_timeout(REQUEST)
+        .request_timeout(Some(REQUEST))
+        .retry_on_initial_connect()
+        .reconnect_delay_callback(backoff)
+        .event_callback(move |event| {
+            match event {
+                Event::Connected => {
+                    info!("connected to NATS");
+                    workers.connected();
+                    connected.send_modify(|count| *count += 1);
+                }
+                Event::Disconnected => warn!("NATS is away; serving with the workers known last"),
+                other => info!(event = %other, "NATS"),
+            }
+            std::future::ready(())
+        })
+        .connect(url.as_str())
+        .await
+        .map_err(|source| ConnectError::Url { url: url.clone(), source })?;
+    info!(url, "following NATS");
+    let context = jetstream::new(client.clone());
+    let link = Link { client, context, proxy, settings, connections };
+    let (listing, listed) = latest::channel(false);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch::workers(link.clone(), listing));
+    tasks.spawn(watch::nodes(link.clone()));
+    tasks.spawn(signals::run(link.clone()));
+    tasks.spawn(lease::run(link));
+    Ok(Following { tasks, listed })
+}
+
+/// Doubling from the first bound to the second, each time between half and the whole of it.
+fn backoff(attempts: usize) -> Duration {
+    let (shortest, longest) = BACKOFF;
+    let most = (shortest * 2u32.pow(u32::try_from(attempts.min(8)).unwrap_or(8))).min(longest);
+    let share = RandomState::new().hash_one(attempts) % 1000;
+    most / 2 + most.mul_f64(0.5) / 1000 * u32::try_from(share).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_spread_and_bounded() {
+        for attempts in 0..100 {
+            let wait = backoff(attempts);
+            assert!(wait >= BACKOFF.0 / 2 && wait <= BACKOFF.1, "{wait:?}");
+        }
+    }
+}

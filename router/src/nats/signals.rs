@@ -1,0 +1,79 @@
+//! Migration signals, and the two answers to each.
+
+use std::sync::Arc;
+
+use async_nats::{Message, Subject};
+use futures_util::StreamExt;
+use lastgasp_protocol::{Action, Answer, Counts, MIGRATE_WILDCARD, MigrateSignal, Phase, SCHEMA};
+use tracing::{info, warn};
+
+use super::{Link, backoff};
+use crate::workers::Listing;
+
+/// Hears signals for as long as the router runs. The subscription outlives reconnects.
+pub(super) async fn run(link: Link) {
+    for attempts in 0.. {
+        match link.client.subscribe(MIGRATE_WILDCARD).await {
+            Ok(mut signals) => {
+                while let Some(message) = signals.next().await {
+                    hear(&link, message).await;
+                }
+                warn!("the subscription to signals ended");
+            }
+            Err(error) => warn!(%error, "signals are not heard"),
+        }
+        tokio::time::sleep(backoff(attempts)).await;
+    }
+}
+
+async fn hear(link: &Link, message: Message) {
+    let metrics = &link.proxy.metrics;
+    let signal = match MigrateSignal::parse(&message.subject, &message.payload) {
+        Ok(signal) => signal,
+        Err(error) => {
+            warn!(subject = %message.subject, %error, "signal not read");
+            metrics.signals.with_label_values(&[error.label()]).inc();
+            return;
+        }
+    };
+    // Streams first, words after.
+    let (listings, heard) = link.proxy.workers.signal(&signal);
+    if let Some(reply) = message.reply.clone() {
+        answer(link, &reply, &signal.certificate, Phase::Received, None).await;
+    }
+    for heard in &heard {
+        metrics.signals.with_label_values(&[heard.as_str()]).inc();
+    }
+    let MigrateSignal { schema: _, node, action, mode, certificate, workers, cause } = signal;
+    let names: Vec<&str> = workers.iter().map(|worker| worker.worker.as_str()).collect();
+    info!(node = %node, ?action, ?mode, certificate, ?names, %cause, ?heard, "signal");
+    if let Some(reply) = message.reply {
+        let link = link.clone();
+        tokio::spawn(async move {
+            let counts = if action == Action::Move { settled(&listings).await } else { Counts::default() };
+            answer(&link, &reply, &certificate, Phase::Done, Some(counts)).await;
+            let Counts { streams, moved, unmovable, failed } = counts;
+            info!(certificate, streams, moved, unmovable, failed, "signal dealt with");
+        });
+    }
+}
+
+async fn settled(listings: &[Arc<Listing>]) -> Counts {
+    let mut sum = Counts::default();
+    for listing in listings {
+        let Counts { streams, moved, unmovable, failed } = listing.settled().await;
+        sum.streams += streams;
+        sum.moved += moved;
+        sum.unmovable += unmovable;
+        sum.failed += failed;
+    }
+    sum
+}
+
+async fn answer(link: &Link, reply: &Subject, certificate: &str, phase: Phase, counts: Option<Counts>) {
+    let router = link.settings.name.clone();
+    let answer = Answer { schema: SCHEMA, router, certificate: certificate.to_owned(), phase, counts };
+    if let Err(error) = link.client.publish(reply.clone(), answer.to_json().into()).await {
+        warn!(%error, "answer not sent");
+    }
+}

@@ -1,0 +1,154 @@
+//! Following the buckets of workers and node leases.
+//!
+//! Each watch is read in a task of its own. Whatever ends it (an error, a reconnect) means "state
+//! unknown": list again, then follow.
+
+use std::collections::HashSet;
+
+use futures_util::StreamExt;
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Value};
+use lastgasp_protocol::{NODES_BUCKET, Name, WORKERS_BUCKET, WorkerRecord};
+use tokio::sync::watch as latest;
+use tracing::{info, warn};
+
+use super::{Link, backoff};
+
+/// What is made of a bucket's changes.
+trait Reader {
+    fn entry(&mut self, entry: Entry);
+    fn listed(&mut self);
+    /// A new listing begins.
+    fn begin(&mut self);
+}
+
+/// Keeps the workers as the bucket has them. `listing` becomes true after the first listing.
+pub(super) async fn workers(link: Link, listing: latest::Sender<bool>) {
+    let reader = Workers { link: link.clone(), listing, present: HashSet::new() };
+    follow(link, WORKERS_BUCKET, reader).await;
+}
+
+/// Keeps the node leases as the bucket has them.
+pub(super) async fn nodes(link: Link) {
+    let reader = Nodes { link: link.clone(), present: Vec::new() };
+    follow(link, NODES_BUCKET, reader).await;
+}
+
+async fn follow(mut link: Link, name: &'static str, mut reader: impl Reader) {
+    let mut attempts = 0;
+    loop {
+        let ended = once(&mut link, name, &mut reader, &mut attempts).await;
+        let wait = backoff(attempts);
+        attempts += 1;
+        match ended {
+            Ok(()) => info!(bucket = name, "listing again"),
+            Err(error) => warn!(bucket = name, %error, "not followed at present, trying again"),
+        }
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// One listing and what follows it, until the connection is made anew.
+async fn once(
+    link: &mut Link,
+    name: &'static str,
+    reader: &mut impl Reader,
+    attempts: &mut usize,
+) -> Result<(), async_nats::Error> {
+    // The first attempt would only time out before there is a connection.
+    _ = link.connections.wait_for(|count| *count > 0).await;
+    link.connections.borrow_and_update();
+    let bucket = Bucket::open(&link.context, name, link.settings.replicas).await?;
+    let mut watch = bucket.watch(">").await?;
+    reader.begin();
+    loop {
+        tokio::select! {
+            change = watch.next() => match change {
+                Some(Ok(Change::Entry(entry))) => reader.entry(entry),
+                Some(Ok(Change::Listed)) => {
+                    *attempts = 0;
+                    reader.listed();
+                }
+                Some(Err(error)) => return Err(error),
+                None => return Err("the watch ended".into()),
+            },
+            changed = link.connections.changed() => {
+                // A watch has been seen to fall silent after a reconnect (nats.rs#1596).
+                *attempts = 0;
+                return changed.map_err(Into::into);
+            }
+        }
+    }
+}
+
+struct Workers {
+    link: Link,
+    listing: latest::Sender<bool>,
+    /// Keys that were found by the listing under way.
+    present: HashSet<String>,
+}
+
+impl Reader for Workers {
+    fn begin(&mut self) {
+        self.present.clear();
+    }
+
+    fn entry(&mut self, entry: Entry) {
+        let workers = &self.link.proxy.workers;
+        let Entry { key, revision, value, payload: _, stored_at: _ } = entry;
+        match value {
+            Value::Put(bytes) => match WorkerRecord::parse(&key, &bytes) {
+                Ok(record) => {
+                    info!(key, revision, state = record.state.as_str(), epoch = record.epoch, "worker listed");
+                    workers.put(&record, revision);
+                }
+                Err(error) => {
+                    warn!(key, revision, %error, "record not read");
+                    self.link.proxy.metrics.records_refused.with_label_values(&[error.label()]).inc();
+                    workers.unknown(&key);
+                }
+            },
+            Value::Deleted => {
+                info!(key, revision, "worker withdrawn");
+                workers.deleted(&key, revision);
+            }
+            Value::Expired => {
+                warn!(key, revision, "record expired: no new work for this worker");
+                workers.unknown(&key);
+            }
+        }
+        self.present.insert(key);
+    }
+
+    fn listed(&mut self) {
+        self.link.proxy.workers.listed(&self.present);
+        self.listing.send_replace(true);
+    }
+}
+
+struct Nodes {
+    link: Link,
+    present: Vec<Name>,
+}
+
+impl Reader for Nodes {
+    fn begin(&mut self) {
+        self.present.clear();
+    }
+
+    fn entry(&mut self, entry: Entry) {
+        let Ok(node) = Name::from_token(&entry.key) else { return };
+        let workers = &self.link.proxy.workers;
+        if matches!(entry.value, Value::Put(_)) {
+            workers.lease_renewed(node.clone());
+            self.present.push(node);
+        } else {
+            info!(node = %node, "node lease lapsed");
+            workers.lease_lapsed(node);
+        }
+    }
+
+    fn listed(&mut self) {
+        self.link.proxy.workers.leases_listed(&self.present);
+        self.present.clear();
+    }
+}

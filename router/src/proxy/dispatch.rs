@@ -1,0 +1,108 @@
+//! Finding a worker that takes a request.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::http::{Method, StatusCode};
+use tokio::sync::watch;
+
+use super::{Inbound, Proxy};
+use crate::workers::{Fate, Listing, Ticket};
+
+/// A worker's answer that has begun.
+#[derive(Debug)]
+pub struct Upstream {
+    /// The place reserved there.
+    pub ticket: Ticket,
+    /// What becomes of that worker.
+    pub fate: watch::Receiver<Fate>,
+    /// The answer, its body yet to come.
+    pub response: reqwest::Response,
+}
+
+/// One worker did not take a request.
+#[derive(Debug)]
+pub enum Declined {
+    /// It could not be reached, or is gone.
+    Unreachable(String),
+    /// It answered with a status that is its own fault, or says "not now".
+    Status(reqwest::Response),
+}
+
+/// Whether another worker may do better.
+#[must_use]
+pub fn is_workers_fault(status: StatusCode) -> bool {
+    status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::REQUEST_TIMEOUT
+}
+
+impl Proxy {
+    /// Sends to the worker of `ticket`, and gives up at once when that has a fate that `leaves` it.
+    ///
+    /// # Errors
+    /// It did not take it.
+    pub async fn send(
+        &self,
+        ticket: Ticket,
+        inbound: &Inbound,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        leaves: fn(&Fate) -> bool,
+    ) -> Result<Upstream, (Ticket, Declined)> {
+        let listing = Arc::clone(ticket.listing());
+        let mut fate = listing.fate();
+        let url = format!("{}{path}", listing.endpoint);
+        let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
+        let sent = tokio::select! {
+            biased;
+            _ = fate.wait_for(leaves) => {
+                return Err((ticket, Declined::Unreachable("the worker was lost".into())));
+            }
+            sent = request.send() => sent,
+        };
+        match sent {
+            Ok(response) if is_workers_fault(response.status()) => {
+                listing.breaker().failed(Instant::now());
+                Err((ticket, Declined::Status(response)))
+            }
+            Ok(response) => {
+                listing.breaker().succeeded();
+                Ok(Upstream { ticket, fate, response })
+            }
+            Err(error) => {
+                listing.breaker().failed(Instant::now());
+                Err((ticket, Declined::Unreachable(chain(&error))))
+            }
+        }
+    }
+
+    /// Reserves a place at a worker that was not tried, and waits for one to appear until `deadline`.
+    pub async fn reserve(
+        &self,
+        model: &str,
+        tried: &[Arc<Listing>],
+        stream: bool,
+        deadline: tokio::time::Instant,
+    ) -> Option<Ticket> {
+        let mut changes = self.workers.changes();
+        loop {
+            changes.borrow_and_update();
+            if let Some(ticket) = self.workers.choose(model, tried, stream) {
+                return Some(ticket);
+            }
+            tokio::time::timeout_at(deadline, changes.changed()).await.ok()?.ok()?;
+        }
+    }
+}
+
+/// An error with what it was caused by: reqwest's own text says only "error sending request".
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,88 @@
+//! Requests on their way to workers and back.
+
+pub mod dispatch;
+pub mod stream;
+pub mod unary;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName, header};
+
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::workers::Workers;
+
+/// Longest wait for a connection to a worker. A worker on the same network accepts in
+/// milliseconds; a machine that is gone does not answer at all.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What every request needs.
+#[derive(Debug)]
+pub struct Proxy {
+    /// The workers to choose from.
+    pub workers: Arc<Workers>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// What the operator chose.
+    pub config: Config,
+    /// Connections to workers.
+    pub client: reqwest::Client,
+}
+
+impl Proxy {
+    /// A proxy to these workers.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be made.
+    pub fn new(workers: Arc<Workers>, config: Config) -> Result<Arc<Self>, reqwest::Error> {
+        let client = reqwest::Client::builder()
+            .http1_only()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .pool_max_idle_per_host(256)
+            .build()?;
+        Ok(Arc::new(Self { workers, metrics: Metrics::default(), config, client }))
+    }
+}
+
+/// What is passed on to a worker: everything but what belongs to one connection, and the
+/// client's key where it was the router's.
+pub(crate) fn forwarded(headers: &HeaderMap, drop_key: bool) -> HeaderMap {
+    const OF_ONE_CONNECTION: [HeaderName; 11] = [
+        header::CONNECTION,
+        header::HOST,
+        header::CONTENT_LENGTH,
+        header::TRANSFER_ENCODING,
+        header::TE,
+        header::TRAILER,
+        header::UPGRADE,
+        header::EXPECT,
+        header::PROXY_AUTHORIZATION,
+        // What comes back must be readable here.
+        header::ACCEPT_ENCODING,
+        HeaderName::from_static("keep-alive"),
+    ];
+    headers
+        .iter()
+        .filter(|(name, _)| !OF_ONE_CONNECTION.contains(name) && !(drop_key && **name == header::AUTHORIZATION))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// A client's request, read.
+#[derive(Debug, Clone)]
+pub struct Inbound {
+    /// Its id, made up where the client gave none.
+    pub id: String,
+    /// Path and query on the worker.
+    pub path: String,
+    /// The model asked for.
+    pub model: String,
+    /// Headers for the worker.
+    pub headers: HeaderMap,
+    /// The body as it came.
+    pub body: axum::body::Bytes,
+}

@@ -1,0 +1,411 @@
+//! A streaming request: the continuation engine between a client and the workers that serve it in turn.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Method, header};
+use axum::response::{IntoResponse, Response};
+use lastgasp_protocol::Mode;
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tracing::{info, warn};
+
+use super::dispatch::{Declined, Upstream};
+use super::unary::{self, WORKER_HEADER};
+use super::{Inbound, Proxy};
+use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
+use crate::errors::ApiError;
+use crate::workers::{Fate, Listing, Outcome, Ticket};
+
+/// Pieces that may wait for a slow client before the worker is no longer read.
+const QUEUE: usize = 16;
+/// Bytes that may wait on top of that.
+const HIGH_WATER: usize = 256 * 1024;
+/// How often a client is sent a comment while a worker is sought for it.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// A stream of a node whose lease lapsed is looked into after so much silence.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Longest wait for the answer to a probe.
+const PROBE: Duration = Duration::from_secs(1);
+
+/// Serves a streaming request.
+pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
+    let options = Options {
+        migrate: proxy.config.migration_limit > 0,
+        strict: proxy.config.strict,
+        eos_token_ids: proxy.config.eos_token_ids.clone(),
+    };
+    let mut session = Session {
+        stream: Continuation::new(endpoint, body, options),
+        proxy,
+        inbound,
+        tried: Vec::new(),
+        journey: Vec::new(),
+        retries: 0,
+        moves: 0,
+        started: Instant::now(),
+        first_chunk: None,
+        moving: None,
+        out: Vec::new(),
+    };
+    let upstream = match session.open().await {
+        Ok(upstream) => upstream,
+        Err(Unopened::Answer(response)) => return unary::pass_on(response, None),
+        Err(Unopened::NoWorker(error)) => return error.into_response(),
+        Err(Unopened::Refused(_)) => unreachable!("a request of which nothing was produced is never refused"),
+    };
+    let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    if kind.is_some_and(|kind| kind.starts_with("application/json")) {
+        return unary::pass_on(upstream.response, Some(upstream.ticket));
+    }
+    let worker = upstream.ticket.listing().key.to_string();
+    let (client, body) = mpsc::channel(QUEUE);
+    tokio::spawn(session.run(upstream, client));
+    let mut response = Response::new(Body::from_stream(ReceiverStream::new(body)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    if let Ok(worker) = HeaderValue::try_from(worker) {
+        headers.insert(WORKER_HEADER, worker);
+    }
+    response
+}
+
+/// Why no worker serves the stream.
+enum Unopened {
+    /// A worker's answer that is the client's to read.
+    Answer(reqwest::Response),
+    NoWorker(ApiError),
+    Refused(Refusal),
+}
+
+/// How a worker's part of the stream ended.
+enum End {
+    /// The client has everything.
+    Complete,
+    ClientGone,
+    /// The worker is to be left, for this reason.
+    Lost(&'static str),
+}
+
+/// A move that is counted when the next worker gives its first chunk.
+struct Moving {
+    reason: &'static str,
+    since: Instant,
+}
+
+type Client = mpsc::Sender<Result<Bytes, std::convert::Infallible>>;
+
+struct Session {
+    proxy: Arc<Proxy>,
+    inbound: Inbound,
+    stream: Continuation,
+    /// Workers that are not asked again for this request.
+    tried: Vec<Arc<Listing>>,
+    /// For the log.
+    journey: Vec<String>,
+    retries: u32,
+    moves: u32,
+    started: Instant,
+    first_chunk: Option<Duration>,
+    moving: Option<Moving>,
+    /// What the client is to be sent next.
+    out: Vec<u8>,
+}
+
+impl Session {
+    /// Finds a worker that takes the request as it stands.
+    async fn open(&mut self) -> Result<Upstream, Unopened> {
+        let deadline = tokio::time::Instant::now() + self.proxy.config.wait_for_worker;
+        let mut declined: Option<reqwest::Response> = None;
+        loop {
+            // A worker that says no is better told at once than after a wait for another.
+            let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
+            let Some(ticket) = self.proxy.reserve(&self.inbound.model, &self.tried, true, deadline).await else {
+                return Err(match declined {
+                    Some(response) => Unopened::Answer(response),
+                    None => Unopened::NoWorker(ApiError::unavailable(
+                        "no_worker",
+                        format!("No worker takes requests for the model `{}` at present.", self.inbound.model),
+                    )),
+                });
+            };
+            let listing = Arc::clone(ticket.listing());
+            let outgoing = self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
+            let body = if outgoing.as_it_came {
+                self.inbound.body.clone()
+            } else {
+                serde_json::to_vec(&outgoing.body).expect("a JSON value is always JSON").into()
+            };
+            let path = outgoing.endpoint.path();
+            let leaves = |fate: &Fate| matches!(fate, Fate::Move(..));
+            match self.proxy.send(ticket, &self.inbound, Method::POST, path, body, leaves).await {
+                Ok(upstream) if upstream.response.status().is_success() => {
+                    self.journey.push(listing.key.to_string());
+                    return Ok(upstream);
+                }
+                Ok(upstream) => return Err(Unopened::Answer(upstream.response)),
+                Err((_, Declined::Status(response))) => {
+                    info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
+                    self.tried.push(listing);
+                    if !self.stream.produced() {
+                        self.retry("status");
+                        if self.retries > self.proxy.config.max_retries {
+                            return Err(Unopened::Answer(response));
+                        }
+                        declined = Some(response);
+                    }
+                }
+                Err((_, Declined::Unreachable(error))) => {
+                    info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
+                    self.tried.push(listing);
+                }
+            }
+        }
+    }
+
+    fn retry(&mut self, reason: &'static str) {
+        self.retries += 1;
+        self.proxy.metrics.retries.with_label_values(&[reason]).inc();
+    }
+
+    /// Serves the stream to its end, through as many workers as it takes.
+    async fn run(mut self, mut upstream: Upstream, client: Client) {
+        let outcome = loop {
+            let reason = match self.follow(&mut upstream, &client).await {
+                End::Complete => break "complete",
+                End::ClientGone => break "client_gone",
+                End::Lost(reason) => reason,
+            };
+            let Upstream { mut ticket, fate: _, response } = upstream;
+            // Before anything else, so that a worker that lives generates for nobody no longer.
+            drop(response);
+            let since = Instant::now();
+            if self.stream.has_begun() {
+                self.tried.clear();
+            }
+            self.tried.push(Arc::clone(ticket.listing()));
+            let failure = match self.stream.worker_failed(&mut self.out) {
+                Verdict::Finished => break "finished_by_router",
+                Verdict::Unmovable(reason) => {
+                    ticket.settle(Outcome::Unmovable);
+                    Some(reason.as_str())
+                }
+                Verdict::Retry if self.retries >= self.proxy.config.max_retries => Some("retries_exhausted"),
+                Verdict::Retry => {
+                    self.retry(reason);
+                    None
+                }
+                Verdict::Move if self.proxy.config.migration_limit == 0 => Some("migration_off"),
+                Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some("limit_reached"),
+                Verdict::Move => {
+                    let since = self.moving.take().map_or(since, |moving| moving.since);
+                    self.moving = Some(Moving { reason, since });
+                    None
+                }
+            };
+            if let Some(failure) = failure {
+                ticket.settle(Outcome::Failed);
+                self.fail(reason, failure);
+                break failure;
+            }
+            let from = ticket.listing().key.to_string();
+            let opened = tokio::select! {
+                biased;
+                () = client.closed() => break "client_gone",
+                opened = self.reopen(&client) => opened,
+            };
+            match opened {
+                Ok(next) => {
+                    ticket.settle(Outcome::Moved);
+                    if self.moving.is_some() {
+                        let comment = format!(": lastgasp moved {from} -> {}\n\n", next.ticket.listing().key);
+                        self.out.extend_from_slice(comment.as_bytes());
+                    }
+                    upstream = next;
+                }
+                Err(Unopened::Refused(Refusal::ContextFull)) => {
+                    self.stream.finish_full(&mut self.out);
+                    break "finished_by_router";
+                }
+                Err(unopened) => {
+                    let failure = match unopened {
+                        Unopened::Refused(Refusal::Unmovable(reason)) => {
+                            ticket.settle(Outcome::Unmovable);
+                            reason.as_str()
+                        }
+                        Unopened::Answer(_) => "refused_by_worker",
+                        _ => "no_worker",
+                    };
+                    ticket.settle(Outcome::Failed);
+                    self.fail(reason, failure);
+                    break failure;
+                }
+            }
+        };
+        if !self.out.is_empty() {
+            // The client may have left; then there is nobody to tell.
+            _ = client.send(Ok(std::mem::take(&mut self.out).into())).await;
+        }
+        self.log(outcome);
+    }
+
+    /// Finds the next worker, and keeps the client's connection warm meanwhile.
+    async fn reopen(&mut self, client: &Client) -> Result<Upstream, Unopened> {
+        let out = std::mem::take(&mut self.out);
+        let warm = async {
+            if !out.is_empty() {
+                _ = client.send(Ok(out.into())).await;
+            }
+            let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
+            loop {
+                ticks.tick().await;
+                // A client that does not read is not in need of being kept.
+                _ = client.try_send(Ok(Bytes::from_static(b": lastgasp seeks a worker\n\n")));
+            }
+        };
+        let mut warm = std::pin::pin!(warm);
+        let mut open = std::pin::pin!(self.open());
+        loop {
+            tokio::select! {
+                biased;
+                opened = &mut open => return opened,
+                () = &mut warm => {}
+            }
+        }
+    }
+
+    /// Passes one worker's part on, until it ends or must be left.
+    async fn follow(&mut self, upstream: &mut Upstream, client: &Client) -> End {
+        let Upstream { ticket, fate, response } = upstream;
+        let listing = Arc::clone(ticket.listing());
+        let proxy = Arc::clone(&self.proxy);
+        let mut changes = proxy.workers.changes();
+        // A handover that waits for a place to go to.
+        let mut leaving = None;
+        let mut looked = false;
+        let mut heard = tokio::time::Instant::now();
+        let patience = proxy.config.stall_timeout.unwrap_or(SILENCE).min(SILENCE);
+        loop {
+            if !std::mem::replace(&mut looked, true) {
+                let now = *fate.borrow_and_update();
+                match now {
+                    Fate::Stay => {}
+                    Fate::Move(Mode::Lost, why) => return End::Lost(why.as_str()),
+                    Fate::Move(Mode::Handover, why) => {
+                        if self.stays(ticket) {
+                            leaving = None;
+                        } else if proxy.workers.choose(&self.inbound.model, &[], false).is_some() {
+                            return End::Lost(why.as_str());
+                        } else {
+                            leaving = Some(why);
+                        }
+                    }
+                }
+            }
+            tokio::select! {
+                biased;
+                () = client.closed() => return End::ClientGone,
+                Ok(()) = fate.changed() => looked = false,
+                Ok(()) = changes.changed(), if leaving.is_some() => looked = false,
+                Ok(permit) = client.reserve(), if !self.out.is_empty() => {
+                    permit.send(Ok(std::mem::take(&mut self.out).into()));
+                }
+                piece = response.chunk(), if self.out.len() < HIGH_WATER => {
+                    heard = tokio::time::Instant::now();
+                    let progress = match piece {
+                        Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
+                        Ok(None) => self.stream.ended(&mut self.out),
+                        Err(_) => return End::Lost("connection_broken"),
+                    };
+                    self.note_begin();
+                    match progress {
+                        Progress::Going => {}
+                        Progress::Complete | Progress::Rejected => return End::Complete,
+                        Progress::Broken(broken) => return End::Lost(broken.as_str()),
+                    }
+                }
+                () = tokio::time::sleep_until(heard + patience) => {
+                    let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
+                    if (stalled || proxy.workers.is_lapsed(&listing)) && !self.answers(&listing, stalled).await {
+                        return End::Lost(if stalled { "stalled" } else { "lease_lapsed" });
+                    }
+                    if !stalled && proxy.config.stall_timeout.is_none() {
+                        heard = tokio::time::Instant::now();
+                    }
+                }
+            }
+        }
+    }
+
+    /// At a handover: whether the stream stays where it is, since it cannot be moved or is about to end.
+    fn stays(&self, ticket: &mut Ticket) -> bool {
+        if self.stream.is_finished() {
+            return true;
+        }
+        if self.stream.movable(ticket.listing().engine).is_err() {
+            ticket.settle(Outcome::Unmovable);
+            return true;
+        }
+        if self.stream.produced() && self.moves >= self.proxy.config.migration_limit {
+            ticket.settle(Outcome::Failed);
+            return true;
+        }
+        false
+    }
+
+    /// Asks a silent worker whether it is there, and for a stalled one, whether it is well.
+    async fn answers(&self, listing: &Listing, must_be_well: bool) -> bool {
+        let probe = self.proxy.client.get(format!("{}/health", listing.endpoint)).timeout(PROBE).send();
+        probe.await.is_ok_and(|response| !must_be_well || response.status().is_success())
+    }
+
+    /// Counts the first chunk, of the stream and after a move.
+    fn note_begin(&mut self) {
+        if !self.stream.has_begun() {
+            return;
+        }
+        let metrics = &self.proxy.metrics;
+        if self.first_chunk.is_none() {
+            let elapsed = self.started.elapsed();
+            self.first_chunk = Some(elapsed);
+            metrics.first_token.observe(elapsed.as_secs_f64());
+        }
+        if let Some(Moving { reason, since }) = self.moving.take() {
+            self.moves += 1;
+            let exactness = self.stream.exactness();
+            metrics.migrations.with_label_values(&[reason, exactness.as_str()]).inc();
+            metrics.gap.observe(since.elapsed().as_secs_f64());
+            if exactness == Exactness::Approximate {
+                warn!(id = %self.inbound.id, reason, "moved by text: the tokens may be cut differently");
+            }
+        }
+    }
+
+    /// Ends the stream visibly.
+    fn fail(&mut self, reason: &str, failure: &str) {
+        let message = format!("The worker was lost ({reason}) and the answer could not be continued ({failure}).");
+        self.out.extend(error_event(&message, failure));
+        self.proxy.metrics.migrations_failed.with_label_values(&[failure]).inc();
+    }
+
+    fn log(&self, outcome: &str) {
+        info!(
+            id = %self.inbound.id,
+            path = %self.inbound.path,
+            model = %self.inbound.model,
+            workers = %self.journey.join(" -> "),
+            moves = self.moves,
+            retries = self.retries,
+            exactness = self.stream.exactness().as_str(),
+            tokens = self.stream.tokens(),
+            first_chunk_ms = self.first_chunk.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            outcome,
+            "stream"
+        );
+    }
+}

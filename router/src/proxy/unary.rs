@@ -1,0 +1,148 @@
+//! Requests whose answer comes whole, and everything that is only passed on.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
+use lastgasp_protocol::Mode;
+use serde_json::Value;
+use tracing::info;
+
+use super::dispatch::{Declined, Upstream, chain};
+use super::{Inbound, Proxy};
+use crate::errors::ApiError;
+use crate::workers::{Fate, Listing, Ticket};
+
+/// Names the worker that began the answer.
+pub(crate) const WORKER_HEADER: HeaderName = HeaderName::from_static("x-lastgasp-worker");
+
+/// A generation's answer, or anything else's?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Read whole before it is passed on, so that it can be had elsewhere instead.
+    Generation,
+    /// Passed on as it comes.
+    Other,
+}
+
+/// Serves a request that is not a stream that can be continued.
+pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbound) -> Response {
+    let started = Instant::now();
+    let mut tried: Vec<Arc<Listing>> = Vec::new();
+    let mut retries = 0;
+    let deadline = tokio::time::Instant::now() + proxy.config.wait_for_worker;
+    let mut answer: Option<Response> = None;
+    let response = loop {
+        let deadline = if answer.is_some() { tokio::time::Instant::now() } else { deadline };
+        let Some(ticket) = proxy.reserve(&inbound.model, &tried, false, deadline).await else {
+            let none = || {
+                let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
+                ApiError::unavailable("no_worker", message).into_response()
+            };
+            break answer.unwrap_or_else(none);
+        };
+        let listing = Arc::clone(ticket.listing());
+        let leaves = |fate: &Fate| matches!(fate, Fate::Move(Mode::Lost, _));
+        let sent =
+            proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), leaves).await;
+        let reason = match sent {
+            Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
+                break pass_on(upstream.response, Some(upstream.ticket));
+            }
+            Ok(upstream) => match whole(upstream).await {
+                Ok(response) => break response,
+                Err(reason) => reason,
+            },
+            Err((ticket, Declined::Status(response))) => {
+                answer = Some(pass_on(response, Some(ticket)));
+                "status".to_owned()
+            }
+            // It never had the request.
+            Err((_, Declined::Unreachable(error))) => {
+                info!(id = %inbound.id, worker = %listing.key, error, "not reached");
+                tried.push(listing);
+                continue;
+            }
+        };
+        info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
+        tried.push(listing);
+        if retries == proxy.config.max_retries {
+            let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");
+            break answer.unwrap_or_else(|| ApiError::unavailable("retries_exhausted", message).into_response());
+        }
+        retries += 1;
+        proxy.metrics.retries.with_label_values(&["unary"]).inc();
+    };
+    info!(
+        id = %inbound.id,
+        path = %inbound.path,
+        model = %inbound.model,
+        status = response.status().as_u16(),
+        retries,
+        ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "request"
+    );
+    response
+}
+
+/// Reads an answer whole; says why if it is not one.
+async fn whole(upstream: Upstream) -> Result<Response, String> {
+    let Upstream { ticket, mut fate, response } = upstream;
+    let head = head(&response, Some(&ticket));
+    let body = tokio::select! {
+        biased;
+        _ = fate.wait_for(|fate| matches!(fate, Fate::Move(Mode::Lost, _))) => return Err("lost".into()),
+        body = response.bytes() => body.map_err(|error| chain(&error))?,
+    };
+    if let Some(reason) = silent_failure(&body) {
+        return Err(reason.into());
+    }
+    let mut response = head;
+    *response.body_mut() = Body::from(body);
+    Ok(response)
+}
+
+/// A 200 that is none: what vLLM answers while it shuts down (measured on 0.32).
+fn silent_failure(body: &Bytes) -> Option<&'static str> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    let choices = answer.get("choices")?.as_array()?;
+    let reason = |choice: &Value| choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
+    if choices.iter().any(|choice| reason(choice).as_deref() == Some("abort")) {
+        return Some("aborted");
+    }
+    let text = |choice: &Value| {
+        let text = choice.get("text").or_else(|| choice.get("message").and_then(|message| message.get("content")));
+        text.and_then(Value::as_str).is_some_and(|text| !text.is_empty())
+    };
+    let produced = answer.get("usage").and_then(|usage| usage.get("completion_tokens")).and_then(Value::as_u64);
+    // Even an answer that is empty has the token that ended it.
+    (produced == Some(0) && !choices.iter().any(text)).then_some("produced_nothing")
+}
+
+/// A worker's answer as the client's, passed on as it comes. The ticket is held until it ends.
+pub(crate) fn pass_on(response: reqwest::Response, ticket: Option<Ticket>) -> Response {
+    let mut answer = head(&response, ticket.as_ref());
+    let body = response.bytes_stream().map(move |piece| {
+        let _held = &ticket;
+        piece
+    });
+    *answer.body_mut() = Body::from_stream(body);
+    answer
+}
+
+fn head(response: &reqwest::Response, ticket: Option<&Ticket>) -> Response {
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::from_u16(response.status().as_u16()).unwrap_or(StatusCode::BAD_GATEWAY);
+    for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CONTENT_DISPOSITION] {
+        if let Some(value) = response.headers().get(&name) {
+            answer.headers_mut().insert(name, value.clone());
+        }
+    }
+    if let Some(worker) = ticket.and_then(|ticket| HeaderValue::try_from(ticket.listing().key.to_string()).ok()) {
+        answer.headers_mut().insert(WORKER_HEADER, worker);
+    }
+    answer
+}

@@ -1,0 +1,154 @@
+//! The HTTP side: routes, keys, bounds.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Map, Value, json};
+
+use crate::continuation::Endpoint;
+use crate::errors::ApiError;
+use crate::proxy::unary::Kind;
+use crate::proxy::{Inbound, Proxy, forwarded, stream, unary};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// All routes.
+pub fn routes(proxy: Arc<Proxy>) -> Router {
+    let api = Router::new()
+        .route("/v1/models", get(models))
+        .route(Endpoint::Chat.path(), post(generate))
+        .route(Endpoint::Completions.path(), post(generate))
+        .route("/v1/{*path}", any(other))
+        .layer(from_fn_with_state(Arc::clone(&proxy), admit));
+    Router::new()
+        .merge(api)
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .fallback(|| async {
+            let error = ApiError::invalid(None, "This router serves /v1/*, /health and /metrics.");
+            ApiError { status: StatusCode::NOT_FOUND, code: "not_found", ..error }
+        })
+        .with_state(proxy)
+}
+
+/// Checks the key, and gives every request an id.
+async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= 128).cloned();
+    let id = given.unwrap_or_else(|| {
+        HeaderValue::try_from(ulid::Ulid::new().to_string()).expect("a ULID is letters and digits")
+    });
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let path = match request.uri().path() {
+        path @ ("/v1/chat/completions" | "/v1/completions" | "/v1/models" | "/v1/embeddings") => path.to_owned(),
+        _ => "other".to_owned(),
+    };
+    let keys = &proxy.config.api_keys;
+    let mut response = if keys.is_empty() || bearer(&request).is_some_and(|key| accepted(keys, key)) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    };
+    proxy.metrics.requests.with_label_values(&[path.as_str(), response.status().as_str()]).inc();
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn bearer(request: &Request) -> Option<&str> {
+    request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+}
+
+/// Compares in a time that does not tell how much of a key was right.
+fn accepted(keys: &[String], given: &str) -> bool {
+    keys.iter().fold(false, |found, key| {
+        let differing = key.bytes().zip(given.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
+        found | (key.len() == given.len() && differing == 0)
+    })
+}
+
+async fn generate(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let (inbound, body) = match read(&proxy, request).await {
+        Ok((inbound, Some(body))) => (inbound, body),
+        Ok((_, None)) => return ApiError::invalid(None, "The body is not a JSON object.").into_response(),
+        Err(error) => return error.into_response(),
+    };
+    let endpoint = Endpoint::of_path(inbound.path.split('?').next().unwrap_or_default());
+    match endpoint {
+        Some(endpoint) if body.get("stream").and_then(Value::as_bool).unwrap_or(false) => {
+            stream::serve(proxy, endpoint, inbound, body).await
+        }
+        _ => unary::serve(proxy, Kind::Generation, Method::POST, inbound).await,
+    }
+}
+
+async fn other(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let method = request.method().clone();
+    match read(&proxy, request).await {
+        Ok((inbound, _)) => unary::serve(proxy, Kind::Other, method, inbound).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Reads a request; its body as an object, if it is one.
+async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = bounded(body, proxy.config.max_body).await?;
+    let object: Option<Map<String, Value>> = serde_json::from_slice(&body).ok();
+    let model = match object.as_ref().and_then(|object| object.get("model")) {
+        Some(Value::String(model)) => model.clone(),
+        Some(_) => return Err(ApiError::invalid(Some("model"), "`model` must be a string.")),
+        // With one model there is nothing to choose; engines then take the request without a name.
+        None => match proxy.workers.models().as_slice() {
+            [(only, _)] => only.clone(),
+            _ => return Err(ApiError::invalid(Some("model"), "Say which `model`; GET /v1/models lists them.")),
+        },
+    };
+    if !proxy.workers.knows(&model) {
+        return Err(ApiError::unknown_model(&model));
+    }
+    let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
+    let path = parts.uri.path_and_query().map_or_else(|| parts.uri.path().to_owned(), ToString::to_string);
+    let headers = forwarded(&parts.headers, !proxy.config.api_keys.is_empty());
+    Ok((Inbound { id, path, model, headers, body }, object))
+}
+
+async fn bounded(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+        Err(error) => Err(ApiError::invalid(None, format!("The body did not come whole: {error}"))),
+    }
+}
+
+async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
+    let data: Vec<Value> = proxy
+        .workers
+        .models()
+        .into_iter()
+        .map(|(id, length)| {
+            let mut model = json!({ "id": id, "object": "model", "created": 0, "owned_by": "lastgasp" });
+            if let Some(length) = length {
+                model["max_model_len"] = length.into();
+            }
+            model
+        })
+        .collect();
+    axum::Json(json!({ "object": "list", "data": data })).into_response()
+}
+
+async fn health(State(proxy): State<Arc<Proxy>>) -> Response {
+    let serving = proxy.workers.serving();
+    let status = if serving == 0 { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    (status, axum::Json(json!({ "workers": serving }))).into_response()
+}
+
+async fn metrics(State(proxy): State<Arc<Proxy>>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, proxy.metrics.render(&proxy.workers)).into_response()
+}

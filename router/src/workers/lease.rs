@@ -1,0 +1,107 @@
+//! Node leases: which lapses mean something.
+//!
+//! A lapse only ever costs a worker new work. It is not believed for two TTLs after the
+//! router's own reconnect, nor when more than half of all leases lapse at once: then it was NATS.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use lastgasp_protocol::Name;
+
+/// What is known of the nodes' leases.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    ttl: Duration,
+    /// Nodes whose lease was seen; when it lapsed, if it did.
+    nodes: HashMap<Name, Option<Instant>>,
+    /// Until when nothing is believed.
+    blind_until: Option<Instant>,
+}
+
+impl Leases {
+    pub(crate) fn new(ttl: Duration) -> Self {
+        Self { ttl, nodes: HashMap::new(), blind_until: None }
+    }
+
+    /// The router has (re)connected.
+    pub(crate) fn connected(&mut self, now: Instant) {
+        self.blind_until = Some(now + self.ttl * 2);
+    }
+
+    pub(crate) fn renewed(&mut self, node: Name) {
+        self.nodes.insert(node, None);
+    }
+
+    pub(crate) fn lapsed(&mut self, node: Name, now: Instant) {
+        self.nodes.entry(node).or_default().get_or_insert(now);
+    }
+
+    /// Every known node that is not among `present` has lapsed.
+    pub(crate) fn listed(&mut self, present: &[Name], now: Instant) {
+        for (node, lapse) in &mut self.nodes {
+            if !present.contains(node) {
+                lapse.get_or_insert(now);
+            }
+        }
+    }
+
+    /// Whether a worker that depends on this node's lease should get new work only as a last resort.
+    pub(crate) fn is_lapsed(&self, node: &Name, now: Instant) -> bool {
+        if self.blind_until.is_none_or(|until| now < until) {
+            return false;
+        }
+        let Some(lapse) = self.nodes.get(node) else {
+            // Listed by a node that had no lease since this router is here.
+            return true;
+        };
+        let Some(at) = lapse else { return false };
+        let within = |other: &Instant| at.max(other).duration_since(*at.min(other)) <= self.ttl;
+        let together = self.nodes.values().flatten().filter(|other| within(other)).count();
+        together * 2 <= self.nodes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(6);
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    fn leases(nodes: &[&str], start: Instant) -> Leases {
+        let mut leases = Leases::new(TTL);
+        leases.connected(start);
+        nodes.iter().for_each(|node| leases.renewed(name(node)));
+        leases
+    }
+
+    #[test]
+    fn one_node_of_three_is_believed() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "c"], start);
+        leases.lapsed(name("a"), start + TTL);
+        assert!(leases.is_lapsed(&name("a"), start + TTL * 2));
+        assert!(!leases.is_lapsed(&name("b"), start + TTL * 2));
+        leases.renewed(name("a"));
+        assert!(!leases.is_lapsed(&name("a"), start + TTL * 3));
+    }
+
+    #[test]
+    fn nothing_is_believed_just_after_the_routers_own_reconnect() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "c"], start);
+        leases.lapsed(name("a"), start);
+        assert!(!leases.is_lapsed(&name("a"), start + TTL));
+    }
+
+    #[test]
+    fn when_most_lapse_together_it_was_nats() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "c"], start);
+        leases.listed(&[name("c")], start + TTL * 2);
+        assert!(!leases.is_lapsed(&name("a"), start + TTL * 3));
+    }
+}

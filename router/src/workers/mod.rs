@@ -1,0 +1,369 @@
+//! The workers this router knows, which of them may be chosen, and whose streams must leave.
+//!
+//! All of it is decided here, without I/O: the watch and the signals only report.
+
+mod breaker;
+mod lease;
+mod listing;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use lastgasp_protocol::{
+    Action, Incarnation, LeaseKind, MigrateSignal, Mode, Name, WorkerRecord, WorkerRef, WorkerState, worker_key,
+};
+use tokio::sync::{mpsc, watch};
+
+pub use listing::{Fate, Key, Listing, Outcome, Ticket, Why};
+
+use lease::Leases;
+
+/// How long a daemon's lease lasts, as the contract says.
+pub const NODE_TTL: Duration = Duration::from_secs(6);
+/// Most (incarnation, epoch)s that are remembered as gone before their record was seen.
+const GRAVES: usize = 4096;
+
+/// Whether a listing is still one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Listed,
+    /// The key is gone without a word: no new work, streams stay.
+    Unknown,
+    Gone,
+}
+
+#[derive(Debug)]
+struct Slot {
+    listing: Arc<Listing>,
+    revision: u64,
+    state: WorkerState,
+    models: Vec<String>,
+    lease: LeaseKind,
+    standing: Standing,
+}
+
+/// A listing that was said to be gone before it was seen.
+#[derive(Debug)]
+struct Grave {
+    key: String,
+    incarnation: Incarnation,
+    epoch: u64,
+    action: Action,
+    mode: Mode,
+}
+
+#[derive(Debug)]
+struct Inner {
+    slots: HashMap<String, Slot>,
+    graves: VecDeque<Grave>,
+    leases: Leases,
+}
+
+/// What a signal did to one worker that it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Acted on.
+    Applied,
+    /// Known already.
+    Repeated,
+    /// Not seen yet: remembered.
+    Unseen,
+    /// About a listing that a later one has replaced.
+    Stale,
+}
+
+impl Heard {
+    /// The metric label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Repeated => "repeated",
+            Self::Unseen => "unseen",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+/// All workers. Cheap to share behind an `Arc`.
+#[derive(Debug)]
+pub struct Workers {
+    inner: Mutex<Inner>,
+    /// Counts changes of what may be chosen.
+    changed: watch::Sender<u64>,
+    arrivals: mpsc::UnboundedSender<Arc<Listing>>,
+    random: RandomState,
+}
+
+impl Workers {
+    /// No workers yet, and where each new listing will be announced.
+    #[must_use]
+    pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<Listing>>) {
+        let (arrivals, announced) = mpsc::unbounded_channel();
+        let inner = Inner { slots: HashMap::new(), graves: VecDeque::new(), leases: Leases::new(NODE_TTL) };
+        let workers =
+            Self { inner: Mutex::new(inner), changed: watch::Sender::new(0), arrivals, random: RandomState::new() };
+        (Arc::new(workers), announced)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("nothing panics while it holds the workers")
+    }
+
+    fn notify(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Wakes when another worker may be chosen.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// A record was written at `revision`.
+    pub fn put(&self, record: &WorkerRecord, revision: u64) {
+        let mut inner = self.lock();
+        let key = worker_key(&record.node, &record.worker);
+        if let Some(slot) = inner.slots.get_mut(&key) {
+            if revision < slot.revision {
+                return;
+            }
+            if slot.listing.incarnation == record.incarnation {
+                if record.epoch < slot.listing.epoch {
+                    return;
+                }
+                if record.epoch == slot.listing.epoch {
+                    slot.revision = revision;
+                    slot.state = record.state;
+                    slot.models.clone_from(&record.models);
+                    slot.lease = record.lease;
+                    if slot.standing == Standing::Unknown {
+                        slot.standing = Standing::Listed;
+                    }
+                    drop(inner);
+                    return self.notify();
+                }
+            }
+            slot.standing = Standing::Gone;
+            slot.listing.condemn(Mode::Lost, Why::Superseded);
+        }
+        let listing = Listing::new(record);
+        let mut slot = Slot {
+            listing: Arc::clone(&listing),
+            revision,
+            state: record.state,
+            models: record.models.clone(),
+            lease: record.lease,
+            standing: Standing::Listed,
+        };
+        let grave = inner.graves.iter().find(|grave| {
+            grave.key == key && grave.incarnation == record.incarnation && grave.epoch >= record.epoch
+        });
+        match grave {
+            Some(grave) if grave.action == Action::Move => {
+                slot.standing = Standing::Gone;
+                listing.condemn(grave.mode, Why::Signal);
+            }
+            Some(_) => slot.state = WorkerState::Draining,
+            None => _ = self.arrivals.send(listing),
+        }
+        inner.slots.insert(key, slot);
+        drop(inner);
+        self.notify();
+    }
+
+    /// A record was deleted. Whether its worker still runs is not said, so what cannot be moved stays.
+    pub fn deleted(&self, key: &str, revision: u64) {
+        let mut inner = self.lock();
+        let Some(slot) = inner.slots.get_mut(key).filter(|slot| revision > slot.revision) else { return };
+        slot.revision = revision;
+        slot.standing = Standing::Gone;
+        slot.listing.condemn(Mode::Handover, Why::Deleted);
+        drop(inner);
+        self.notify();
+    }
+
+    /// A record's TTL ran out, or it cannot be read.
+    pub fn unknown(&self, key: &str) {
+        if let Some(slot) = self.lock().slots.get_mut(key)
+            && slot.standing == Standing::Listed
+        {
+            slot.standing = Standing::Unknown;
+        }
+    }
+
+    /// Everything was listed: a key that is not among `present` is unknown.
+    pub fn listed(&self, present: &HashSet<String>) {
+        for (key, slot) in &mut self.lock().slots {
+            if !present.contains(key) && slot.standing == Standing::Listed {
+                slot.standing = Standing::Unknown;
+            }
+        }
+        self.notify();
+    }
+
+    /// A migration signal: condemns what it names, all of it before any stream looks for a
+    /// new place. Returns the listings to wait for, and what was made of each name.
+    pub fn signal(&self, signal: &MigrateSignal) -> (Vec<Arc<Listing>>, Vec<Heard>) {
+        let mut inner = self.lock();
+        let mode = signal.mode.unwrap_or(Mode::Handover);
+        let mut found = Vec::new();
+        let mut heard = Vec::new();
+        for reference in &signal.workers {
+            let WorkerRef { worker, incarnation, epoch, revision: _ } = reference;
+            let key = worker_key(&signal.node, worker);
+            match inner.slots.get_mut(&key).filter(|slot| slot.listing.incarnation == *incarnation) {
+                Some(slot) if *epoch < slot.listing.epoch => heard.push(Heard::Stale),
+                Some(slot) => {
+                    if signal.action == Action::Drain && slot.standing == Standing::Listed {
+                        heard.push(if slot.state == WorkerState::Draining { Heard::Repeated } else { Heard::Applied });
+                        slot.state = WorkerState::Draining;
+                    } else if signal.action == Action::Move {
+                        slot.standing = Standing::Gone;
+                        found.push(Arc::clone(&slot.listing));
+                    } else {
+                        heard.push(Heard::Repeated);
+                    }
+                    if *epoch == slot.listing.epoch {
+                        continue;
+                    }
+                    inner.bury(key, reference, signal.action, mode);
+                }
+                None => {
+                    heard.push(Heard::Unseen);
+                    inner.bury(key, reference, signal.action, mode);
+                }
+            }
+        }
+        // Nothing of this cause may be chosen by the first stream that wakes: hence a second pass.
+        for listing in &found {
+            heard.push(if listing.condemn(mode, Why::Signal) { Heard::Applied } else { Heard::Repeated });
+        }
+        (found, heard)
+    }
+
+    /// Chooses a worker for `model` and reserves a place there: the one with fewer requests in
+    /// flight of two taken at random, among those that may have new work and are not `tried`.
+    pub fn choose(&self, model: &str, tried: &[Arc<Listing>], stream: bool) -> Option<Ticket> {
+        let now = Instant::now();
+        let inner = self.lock();
+        let serving: Vec<&Slot> = inner
+            .slots
+            .values()
+            .filter(|slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving)
+            .filter(|slot| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
+            .filter(|slot| !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing)))
+            .collect();
+        let leased = |slot: &&Slot| {
+            slot.lease == LeaseKind::None || !inner.leases.is_lapsed(&slot.listing.key.node, now)
+        };
+        let open = |slot: &&Slot| slot.listing.breaker().allows(now);
+        // The best kind that exists: a lapsed lease or a shut breaker is no reason to refuse everybody.
+        let tiers: [Vec<&Slot>; 3] = [
+            serving.iter().copied().filter(|slot| leased(slot) && open(slot)).collect(),
+            serving.iter().copied().filter(|slot| open(slot)).collect(),
+            serving,
+        ];
+        let tier = tiers.iter().find(|tier| !tier.is_empty())?;
+        let mut random = usize::try_from(self.random.hash_one((now, tier.len())) >> 1).unwrap_or(0);
+        let mut below = |n: usize| {
+            let value = random % n;
+            random /= n;
+            value
+        };
+        let first = below(tier.len());
+        let mut second = if tier.len() > 1 { below(tier.len() - 1) } else { 0 };
+        if second >= first && tier.len() > 1 {
+            second += 1;
+        }
+        let chosen = [tier[first], tier[second]].into_iter().min_by_key(|slot| slot.listing.in_flight())?;
+        chosen.listing.breaker().sent(now);
+        Some(Ticket::new(Arc::clone(&chosen.listing), stream))
+    }
+
+    /// Whether any listing, chosen or not, has this model.
+    pub fn knows(&self, model: &str) -> bool {
+        let serves = |slot: &Slot| slot.models.is_empty() || slot.models.iter().any(|name| name == model);
+        self.lock().slots.values().any(serves)
+    }
+
+    /// Models that are served now, sorted, with the context length where a worker told it.
+    pub fn models(&self) -> Vec<(String, Option<u64>)> {
+        let inner = self.lock();
+        let mut models: Vec<(String, Option<u64>)> = Vec::new();
+        for slot in inner.slots.values().filter(|slot| slot.standing == Standing::Listed) {
+            for model in &slot.models {
+                let length = slot.listing.target(model).max_model_len;
+                match models.iter_mut().find(|(name, _)| name == model) {
+                    // Only what every worker of this model can hold is promised.
+                    Some((_, known)) => *known = known.zip(length).map(|(a, b)| a.min(b)).or(*known).or(length),
+                    None => models.push((model.clone(), length)),
+                }
+            }
+        }
+        models.sort();
+        models
+    }
+
+    /// Listings that may have new work.
+    pub fn serving(&self) -> usize {
+        let inner = self.lock();
+        let serving = |slot: &&Slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving;
+        inner.slots.values().filter(serving).count()
+    }
+
+    /// Every listing in use, for metrics.
+    pub fn all(&self) -> Vec<Arc<Listing>> {
+        self.lock().slots.values().map(|slot| Arc::clone(&slot.listing)).collect()
+    }
+
+    /// Whether this listing depends on a lease that has lapsed.
+    pub fn is_lapsed(&self, listing: &Arc<Listing>) -> bool {
+        let inner = self.lock();
+        let Some(slot) = inner.slots.get(&worker_key(&listing.key.node, &listing.key.worker)) else { return false };
+        Arc::ptr_eq(&slot.listing, listing)
+            && slot.lease == LeaseKind::Node
+            && inner.leases.is_lapsed(&listing.key.node, Instant::now())
+    }
+
+    /// The router has (re)connected to NATS.
+    pub fn connected(&self) {
+        self.lock().leases.connected(Instant::now());
+    }
+
+    /// A node's lease was renewed.
+    pub fn lease_renewed(&self, node: Name) {
+        self.lock().leases.renewed(node);
+    }
+
+    /// A node's lease lapsed or was given back.
+    pub fn lease_lapsed(&self, node: Name) {
+        self.lock().leases.lapsed(node, Instant::now());
+    }
+
+    /// All leases were listed.
+    pub fn leases_listed(&self, present: &[Name]) {
+        self.lock().leases.listed(present, Instant::now());
+    }
+}
+
+impl Inner {
+    fn bury(&mut self, key: String, reference: &WorkerRef, action: Action, mode: Mode) {
+        let WorkerRef { worker: _, incarnation, epoch, revision: _ } = reference;
+        let same = |grave: &&mut Grave| grave.key == key && grave.incarnation == *incarnation && grave.epoch == *epoch;
+        if let Some(grave) = self.graves.iter_mut().find(same) {
+            grave.action = grave.action.max(action);
+            grave.mode = grave.mode.max(mode);
+            return;
+        }
+        if self.graves.len() == GRAVES {
+            self.graves.pop_front();
+        }
+        self.graves.push_back(Grave { key, incarnation: incarnation.clone(), epoch: *epoch, action, mode });
+    }
+}
+
+#[cfg(test)]
+mod tests;

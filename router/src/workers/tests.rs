@@ -1,0 +1,145 @@
+use lastgasp_protocol::{Cause, CauseKind, SCHEMA};
+
+use super::*;
+
+fn record(worker: &str, incarnation: &str, epoch: u64) -> WorkerRecord {
+    let json = format!(
+        r#"{{"schema":1,"node":"n","worker":"{worker}","incarnation":"{incarnation}","epoch":{epoch},"models":["m"],"endpoint":"http://h:1/"}}"#
+    );
+    WorkerRecord::parse(&format!("n.{worker}"), json.as_bytes()).unwrap()
+}
+
+fn signal(action: Action, mode: Mode, workers: &[(&str, &str, u64)]) -> MigrateSignal {
+    MigrateSignal {
+        schema: SCHEMA,
+        node: Name::new("n").unwrap(),
+        action,
+        mode: (action == Action::Move).then_some(mode),
+        certificate: "01K".into(),
+        workers: workers
+            .iter()
+            .map(|(worker, incarnation, epoch)| WorkerRef {
+                worker: Name::new(*worker).unwrap(),
+                incarnation: Incarnation::new(*incarnation).unwrap(),
+                epoch: *epoch,
+                revision: 0,
+            })
+            .collect(),
+        cause: Cause::of(CauseKind::ProcessKilled),
+    }
+}
+
+fn workers(records: &[(&str, &str, u64)]) -> Arc<Workers> {
+    let (workers, _) = Workers::new();
+    for (at, (worker, incarnation, epoch)) in records.iter().enumerate() {
+        workers.put(&record(worker, incarnation, *epoch), at as u64 + 1);
+    }
+    workers
+}
+
+fn chosen(workers: &Workers) -> Option<String> {
+    workers.choose("m", &[], true).map(|ticket| ticket.listing().key.worker.to_string())
+}
+
+#[test]
+fn the_one_with_fewer_requests_is_chosen() {
+    let workers = workers(&[("a", "1", 1), ("b", "1", 1)]);
+    let first = workers.choose("m", &[], true).unwrap();
+    for _ in 0..20 {
+        assert_ne!(workers.choose("m", &[], true).unwrap().listing().key, first.listing().key);
+    }
+    assert!(workers.choose("another", &[], true).is_none());
+}
+
+#[test]
+fn a_lost_signal_excludes_all_it_names_before_any_stream_wakes() {
+    let workers = workers(&[("a", "1", 1), ("b", "1", 1), ("c", "1", 1)]);
+    workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1), ("b", "1", 1)]));
+    for _ in 0..20 {
+        assert_eq!(chosen(&workers).as_deref(), Some("c"));
+    }
+}
+
+#[test]
+fn a_signal_is_acted_on_once_and_only_escalates() {
+    let workers = workers(&[("a", "1", 1)]);
+    let ticket = workers.choose("m", &[], true).unwrap();
+    let fate = ticket.listing().fate();
+    let heard = |action, mode| workers.signal(&signal(action, mode, &[("a", "1", 1)])).1;
+    assert_eq!(heard(Action::Drain, Mode::Lost), [Heard::Applied]);
+    assert_eq!(*fate.borrow(), Fate::Stay);
+    assert_eq!(heard(Action::Move, Mode::Handover), [Heard::Applied]);
+    assert_eq!(heard(Action::Move, Mode::Handover), [Heard::Repeated]);
+    assert_eq!(heard(Action::Drain, Mode::Handover), [Heard::Repeated]);
+    assert_eq!(heard(Action::Move, Mode::Lost), [Heard::Applied]);
+    assert_eq!(*fate.borrow(), Fate::Move(Mode::Lost, Why::Signal));
+    assert_eq!(chosen(&workers), None);
+}
+
+#[test]
+fn late_words_about_a_predecessor_do_not_touch_its_successor() {
+    let workers = workers(&[("a", "1", 1), ("a", "2", 1)]);
+    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)])).1, [Heard::Unseen]);
+    workers.deleted("n.a", 1);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+    workers.put(&record("a", "2", 2), 5);
+    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "2", 1)])).1, [Heard::Stale]);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+}
+
+#[test]
+fn a_successor_says_that_the_one_before_is_gone() {
+    let workers = workers(&[("a", "1", 1)]);
+    let ticket = workers.choose("m", &[], true).unwrap();
+    workers.put(&record("a", "2", 1), 2);
+    assert_eq!(*ticket.listing().fate().borrow(), Fate::Move(Mode::Lost, Why::Superseded));
+    assert_ne!(workers.choose("m", &[], true).unwrap().listing().incarnation, ticket.listing().incarnation);
+}
+
+#[test]
+fn a_record_that_comes_after_the_signal_about_it_gets_no_work() {
+    let (workers, _arrivals) = Workers::new();
+    workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)]));
+    workers.put(&record("a", "1", 1), 1);
+    assert_eq!(chosen(&workers), None);
+    workers.put(&record("a", "1", 2), 2);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+}
+
+#[test]
+fn what_is_absent_without_a_word_gets_no_work_and_keeps_its_streams() {
+    let workers = workers(&[("a", "1", 1)]);
+    let ticket = workers.choose("m", &[], true).unwrap();
+    workers.listed(&HashSet::new());
+    assert_eq!(chosen(&workers), None);
+    assert_eq!(*ticket.listing().fate().borrow(), Fate::Stay);
+    workers.put(&record("a", "1", 1), 9);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+}
+
+#[test]
+fn an_old_deletion_is_not_taken_for_a_new_one() {
+    let workers = workers(&[("a", "1", 1)]);
+    workers.put(&record("a", "1", 1), 8);
+    workers.deleted("n.a", 7);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+    workers.deleted("n.a", 9);
+    assert_eq!(chosen(&workers), None);
+}
+
+#[tokio::test]
+async fn the_account_is_closed_when_every_stream_is_dealt_with() {
+    let workers = workers(&[("a", "1", 1)]);
+    let mut tickets: Vec<Ticket> = (0..4).map(|_| workers.choose("m", &[], true).unwrap()).collect();
+    let listing = Arc::clone(tickets[0].listing());
+    // Its connection broke a moment before the signal came.
+    tickets[0].settle(Outcome::Moved);
+    workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)]));
+    let settled = tokio::spawn(async move { listing.settled().await });
+    tickets[1].settle(Outcome::Unmovable);
+    tickets[2].settle(Outcome::Failed);
+    assert!(!settled.is_finished());
+    drop(tickets);
+    let counts = settled.await.unwrap();
+    assert_eq!((counts.streams, counts.moved, counts.unmovable, counts.failed), (4, 1, 1, 1));
+}
