@@ -17,8 +17,11 @@ pub const NO_SLOT: u32 = u32::MAX;
 pub enum EventKind {
     /// The last thread of a watched process entered `do_exit`. Exactly one per process.
     Exit = 0,
-    /// A signal that will end a watched process reached one of its threads.
-    /// At most one per process, signal and certainty (see [`EventFlags::GROUP_EXIT`]).
+    /// A signal reached a thread of a watched process and its default action is to
+    /// end it ([`EventFlags::HANDLER_DEFAULT`]); at most once per process, signal
+    /// and certainty. Or it is SIGTERM or SIGINT and the process handles it: it
+    /// was asked to leave. Or the signal is 0: one of its threads ends the others
+    /// by `exit_group`, and [`Event::exit_code`] is the status.
     SignalDeliver = 1,
     /// A watched process made a child process; the child is watched from now on.
     Fork = 2,
@@ -86,9 +89,11 @@ impl EventFlags {
     /// Signal: the kernel has begun to end the whole process
     /// (`SIGNAL_GROUP_EXIT`). [`Event::exit_code`] is then its wait status.
     pub const GROUP_EXIT: Self = Self(1 << 2);
-    /// Signal: no handler is installed, the default action follows.
+    /// Signal: no handler is installed, the default action follows. Certain to
+    /// end the process if [`GROUP_EXIT`](Self::GROUP_EXIT) is set too, or
+    /// [`UNKILLABLE`](Self::UNKILLABLE) is not.
     pub const HANDLER_DEFAULT: Self = Self(1 << 3);
-    /// The task that caused the event is on its way out (`PF_EXITING`).
+    /// Exit, listener: the task that caused the event is on its way out (`PF_EXITING`).
     pub const EXITING: Self = Self(1 << 4);
     /// Listener: (netns, port) was registered; [`Event::slot`] is the port's.
     pub const PORT_WATCHED: Self = Self(1 << 5);
@@ -148,9 +153,9 @@ pub struct Event {
     /// Exit, and signal with `GROUP_EXIT`: the raw wait status. Low 7 bits the
     /// signal, 0x80 a core was dumped, then the exit status from bit 8.
     pub exit_code: u32,
-    /// Signal: its number as delivered. SIGTERM with its default action arrives
-    /// as 9, and so does `exit_group` in the other threads; the truth is then
-    /// in `exit_code`.
+    /// Exit: the signal that ended it, 0 for none. Signal: its number as delivered;
+    /// a SIGTERM with its default action arrives as 9, and the truth is in
+    /// `exit_code`.
     pub signal: u32,
     /// Listener: the network namespace, as the inode number of `/proc/PID/ns/net`.
     pub netns: u32,

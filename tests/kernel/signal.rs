@@ -67,16 +67,15 @@ fn a_terminate_without_a_handler_is_fatal() {
 #[test]
 fn an_exit_of_many_threads_is_not_taken_for_a_signal() {
     let mut kernel = Kernel::load();
-    let mut victim = Victim::start(&["threads", "7"]);
+    let mut victim = Victim::start(&["threads", "7", "5"]);
     kernel.watch(&victim);
     victim.go();
     victim.wait();
-    // The other threads are ended by SIGKILL, if they come to see it at all, but
-    // the wait status tells that the process exited by itself.
+    // The other threads get SIGKILL from exit_group, if they come to see it at all.
     for event in kernel.of(EventKind::SignalDeliver, victim.tgid) {
-        assert_eq!((event.signal, event.exit_code), (Signal::SIGKILL as u32, 0));
+        assert_eq!((event.signal, event.flags, event.exit_code), (0, EventFlags::GROUP_EXIT, 5 << 8));
     }
-    assert_eq!(kernel.wait_for_kind(EventKind::Exit, victim.tgid).exit_code, 0);
+    assert_eq!(kernel.wait_for_kind(EventKind::Exit, victim.tgid).exit_code, 5 << 8);
 }
 
 #[test]
@@ -92,6 +91,28 @@ fn signals_that_do_not_kill_are_silent() {
     victim.wait();
     assert_eq!(kernel.of(EventKind::SignalDeliver, victim.tgid), []);
     kernel.wait_for_kind(EventKind::Exit, victim.tgid);
+}
+
+/// An engine that handles SIGTERM is asked to leave. It decides itself when it goes.
+#[test]
+fn a_handled_terminate_is_a_request() {
+    let mut kernel = Kernel::load();
+    let mut victim = Victim::start(&["handle-term"]);
+    kernel.watch(&victim);
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        victim.kill(signal);
+        let asked = kernel.wait_for("request", |event| {
+            event.kind() == Some(EventKind::SignalDeliver) && event.signal == signal as u32
+        });
+        assert_eq!(asked.flags, EventFlags::default(), "the default action does not follow");
+        assert_eq!((asked.tgid, asked.start_ticks()), (victim.tgid, victim.start_ticks));
+    }
+    // Another signal with a handler says nothing.
+    victim.kill(Signal::SIGUSR1);
+    victim.go();
+    victim.wait();
+    assert_eq!(kernel.of(EventKind::SignalDeliver, victim.tgid).len(), 2);
+    assert_eq!(kernel.wait_for_kind(EventKind::Exit, victim.tgid).exit_code, 0);
 }
 
 /// An init may get a signal whose default action is to die, and not die.
@@ -132,7 +153,7 @@ fn a_core_dump_does_not_hide_the_death() {
     victim.go();
     let delivered = kernel.wait_for_kind(EventKind::SignalDeliver, victim.tgid);
     assert_eq!(delivered.signal, Signal::SIGSEGV as u32);
-    assert!(delivered.flags.contains(EventFlags::HANDLER_DEFAULT));
+    assert_eq!(delivered.flags, EventFlags::HANDLER_DEFAULT, "nothing has ended yet");
     let parent_told = waiting.join().expect("waiting does not panic");
     let status = victim.wait_raw();
     assert_eq!(status, Signal::SIGSEGV as u32 | 0x80, "a core was written");

@@ -50,22 +50,22 @@ pub(super) fn blank(kind: EventKind) -> Event {
 
 /// Hands the event to user space, which is woken if it had caught up.
 #[inline(always)]
-pub(super) fn emit(kind: EventKind, event: Event) {
+pub(super) fn emit(event: Event) {
     match EVENTS.reserve::<Event>(0) {
         Some(mut entry) => {
             entry.write(event);
             entry.submit(0);
         }
-        None => count_dropped(kind),
+        None => count_dropped(event.kind),
     }
 }
 
 #[inline(always)]
-fn count_dropped(kind: EventKind) {
-    if let Some(count) = DROPPED.get_ptr_mut(kind as u32) {
+fn count_dropped(kind: u32) {
+    if let Some(count) = DROPPED.get_ptr_mut(kind) {
         // SAFETY: the pointer is to this CPU's value, aligned, and lives as long
-        // as the map. Each kind has one program, and the kernel lets no program
-        // run twice at a time on a CPU (`__bpf_trace_run`), so nobody else is
+        // as the map. Each kind comes from one program, and the kernel lets no
+        // program run twice at a time on a CPU (`__bpf_trace_run`), so nobody else is
         // counting here.
         unsafe { *count += 1 };
     }

@@ -25,6 +25,6 @@ fn lastgasp_exec(ctx: RawTracePointContext) -> i32 {
 fn on_exec(ctx: &RawTracePointContext) -> Option<()> {
     // The thread that ran exec is the leader by now.
     let process = Process::of(Task(Address(ctx.arg(0))), current_tgid())?;
-    emit(EventKind::Exec, event(EventKind::Exec, process));
+    emit(event(EventKind::Exec, process));
     Some(())
 }

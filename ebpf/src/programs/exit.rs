@@ -11,7 +11,7 @@ use lastgasp_ebpf::{EventFlags, EventKind};
 use super::{
     emit::{emit, event},
     kernel::{Address, Variant},
-    task::{SignalStruct, Task, current_tgid},
+    task::{Task, current_tgid},
     watched::Process,
 };
 
@@ -43,15 +43,11 @@ fn on_exit(ctx: &RawTracePointContext) -> Option<()> {
     }
 
     // As wait_task_zombie does (kernel/exit.c).
-    let exit_code = if signal.flags() & SignalStruct::GROUP_EXIT != 0 {
-        signal.group_exit_code()
-    } else {
-        process.leader.exit_code()
-    };
+    let exit_code = if signal.flags().is_group_exit() { signal.group_exit_code() } else { process.leader.exit_code() };
     let mut event = event(EventKind::Exit, process);
     event.exit_code = exit_code;
     event.signal = exit_code & 0x7f;
     event.flags = EventFlags::EXITING.with_if(group_dead_known, EventFlags::GROUP_DEAD_KNOWN);
-    emit(EventKind::Exit, event);
+    emit(event);
     Some(())
 }

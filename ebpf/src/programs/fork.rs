@@ -39,6 +39,6 @@ fn on_fork(ctx: &RawTracePointContext) -> Option<()> {
     event.tid = tgid;
     event.parent_tgid = parent.tgid;
     event.flags = EventFlags::default().with_if(!watched, EventFlags::NOT_WATCHED);
-    emit(EventKind::Fork, event);
+    emit(event);
     Some(())
 }

@@ -78,6 +78,6 @@ fn on_state(ctx: &RawTracePointContext) -> Option<()> {
         .with_if(port_slot.is_some(), EventFlags::PORT_WATCHED)
         .with_if(owner.is_some(), EventFlags::OWNER_WATCHED)
         .with_if(task.is_exiting(), EventFlags::EXITING);
-    emit(EventKind::ListenerClosed, event);
+    emit(event);
     Some(())
 }

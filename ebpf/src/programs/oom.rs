@@ -36,7 +36,7 @@ fn on_task(task: Task) -> Option<()> {
     let process = Process::of(task, task.tgid()?)?;
     let mut event = event(EventKind::MarkVictim, process);
     event.tid = task.tid()?;
-    emit(EventKind::MarkVictim, event);
+    emit(event);
     Some(())
 }
 
@@ -48,5 +48,5 @@ fn on_thread_id(tid: u32) {
     event.tid = tid;
     event.slot = NO_SLOT;
     event.flags = EventFlags::TGID_UNKNOWN;
-    emit(EventKind::MarkVictim, event);
+    emit(event);
 }

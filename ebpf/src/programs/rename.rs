@@ -39,6 +39,6 @@ fn on_rename(ctx: &RawTracePointContext) -> Option<()> {
     let mut event = event(EventKind::Rename, process);
     event.tid = process.tgid;
     event.comm = comm;
-    emit(EventKind::Rename, event);
+    emit(event);
     Some(())
 }

@@ -1,4 +1,4 @@
-//! A signal that ends the process has reached one of its threads.
+//! A signal that ends the process, or asks it to end, has reached one of its threads.
 //!
 //! ```text
 //! signal_deliver(int sig, struct kernel_siginfo *info, struct k_sigaction *ka)
@@ -13,12 +13,12 @@ use aya_ebpf::{
     maps::LruHashMap,
     programs::RawTracePointContext,
 };
-use lastgasp_ebpf::{EventFlags, EventKind, SignalledKey};
+use lastgasp_ebpf::{Event, EventFlags, EventKind, SignalledKey};
 
 use super::{
     emit::{emit, event},
     kernel::{Address, Offset, unresolved},
-    task::{SignalStruct, Task, current_tgid},
+    task::{Task, current_tgid},
     watched::Process,
 };
 
@@ -29,9 +29,14 @@ static SIGACTION_HANDLER: Offset = unresolved();
 #[map]
 static SIGNALLED: LruHashMap<SignalledKey, u8> = LruHashMap::with_max_entries(4096, 0);
 
+const SIGINT: u32 = 2;
 const SIGKILL: u32 = 9;
+const SIGTERM: u32 = 15;
 const SIG_DFL: u64 = 0;
+const SIG_IGN: u64 = 1;
 const LAST_SIGNAL: u32 = 64;
+/// Of a wait status.
+const SIGNAL_BITS: u32 = 0x7f;
 
 /// Signals whose default action is to do nothing, to stop, or to go on:
 /// CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH (`SIG_KERNEL_IGNORE_MASK`,
@@ -54,45 +59,54 @@ fn on_signal(ctx: &RawTracePointContext) -> Option<()> {
     let process = Process::of(task, current_tgid())?;
     let shared = task.signal()?;
     let shared_flags = shared.flags();
-    let ending = shared_flags & (SignalStruct::GROUP_EXIT | SignalStruct::GROUP_COREDUMP) != 0;
+    let ending = shared_flags.is_ending();
+    let mut event = event(EventKind::SignalDeliver, process);
+    event.signal = signal;
+    if ending {
+        event.exit_code = shared.group_exit_code();
+        event.flags = event.flags.with(EventFlags::GROUP_EXIT);
+    }
 
     if signal == SIGKILL {
-        // A real SIGKILL has set GROUP_EXIT when it was sent (complete_signal,
-        // kernel/signal.c). Without it, an exec of another thread is clearing
-        // this one away (zap_other_threads), and the process lives on.
+        // A real SIGKILL has begun to end the process when it was sent
+        // (complete_signal, kernel/signal.c). Else an exec of another thread is
+        // clearing this one away (zap_other_threads), and the process lives on.
         if !ending {
             return None;
         }
+        if event.exit_code & SIGNAL_BITS == 0 {
+            // exit_group uses SIGKILL, too.
+            event.signal = 0;
+        }
     } else {
-        let handler = Address(ctx.arg(2)).read::<u64>(&SIGACTION_HANDLER)?;
-        if handler != SIG_DFL {
-            return None;
+        match Address(ctx.arg(2)).read::<u64>(&SIGACTION_HANDLER)? {
+            SIG_DFL => {}
+            SIG_IGN => return None,
+            _handler => {
+                if signal == SIGTERM || signal == SIGINT {
+                    emit(event);
+                }
+                return None;
+            }
         }
     }
-
-    let mut flags = EventFlags::HANDLER_DEFAULT
-        .with_if(shared_flags & SignalStruct::UNKILLABLE != 0, EventFlags::UNKILLABLE)
-        .with_if(ending, EventFlags::GROUP_EXIT);
-    if already_told(process, signal, flags) {
-        return None;
+    if event.signal != 0 {
+        event.flags =
+            event.flags.with(EventFlags::HANDLER_DEFAULT).with_if(shared_flags.is_unkillable(), EventFlags::UNKILLABLE);
     }
-    flags = flags.with_if(task.is_exiting(), EventFlags::EXITING);
-
-    let mut event = event(EventKind::SignalDeliver, process);
-    event.signal = signal;
-    event.exit_code = if ending { shared.group_exit_code() } else { 0 };
-    event.flags = flags;
-    emit(EventKind::SignalDeliver, event);
+    if !already_told(&event) {
+        emit(event);
+    }
     Some(())
 }
 
 /// False for exactly one caller per process, signal and flags.
 #[inline(always)]
-fn already_told(process: Process, signal: u32, flags: EventFlags) -> bool {
+fn already_told(event: &Event) -> bool {
     let key = SignalledKey {
-        start_boottime: process.start_boottime,
-        tgid: process.tgid,
-        signal_and_flags: signal | flags.0 << 8,
+        start_boottime: event.start_boottime,
+        tgid: event.tgid,
+        signal_and_flags: event.signal | event.flags.0 << 8,
     };
     // An insert into an LRU hash evicts an entry before it finds that the key is
     // there, so a thousand threads had better look first.

@@ -111,14 +111,6 @@ impl Leader {
 pub(super) struct SignalStruct(Address);
 
 impl SignalStruct {
-    /// `SIGNAL_GROUP_EXIT`
-    pub(super) const GROUP_EXIT: u32 = 0x4;
-    /// `SIGNAL_GROUP_COREDUMP`: kernels before 5.17 have this instead of
-    /// `GROUP_EXIT` while a core is written; later ones do not use the bit.
-    pub(super) const GROUP_COREDUMP: u32 = 0x8;
-    /// `SIGNAL_UNKILLABLE`
-    pub(super) const UNKILLABLE: u32 = 0x40;
-
     /// Threads that have not reached `do_exit`.
     #[inline(always)]
     pub(super) fn live(self) -> Option<i32> {
@@ -126,12 +118,42 @@ impl SignalStruct {
     }
 
     #[inline(always)]
-    pub(super) fn flags(self) -> u32 {
-        self.0.read(&SIGNAL_FLAGS).unwrap_or(0)
+    pub(super) fn flags(self) -> SignalFlags {
+        SignalFlags(self.0.read(&SIGNAL_FLAGS).unwrap_or(0))
     }
 
     #[inline(always)]
     pub(super) fn group_exit_code(self) -> u32 {
         self.0.read(&SIGNAL_GROUP_EXIT_CODE).unwrap_or(0)
+    }
+}
+
+/// `signal_struct.flags`
+#[derive(Clone, Copy)]
+pub(super) struct SignalFlags(u32);
+
+impl SignalFlags {
+    const GROUP_EXIT: u32 = 0x4;
+    /// Kernels before 5.17 have this instead of `GROUP_EXIT` while a core is
+    /// written; later ones do not use the bit.
+    const GROUP_COREDUMP: u32 = 0x8;
+    const UNKILLABLE: u32 = 0x40;
+
+    /// The wait status is in `group_exit_code`, not in a thread's `exit_code`.
+    #[inline(always)]
+    pub(super) fn is_group_exit(self) -> bool {
+        self.0 & Self::GROUP_EXIT != 0
+    }
+
+    /// The kernel is ending all threads.
+    #[inline(always)]
+    pub(super) fn is_ending(self) -> bool {
+        self.0 & (Self::GROUP_EXIT | Self::GROUP_COREDUMP) != 0
+    }
+
+    /// An init: default actions of signals from inside its namespace do not end it.
+    #[inline(always)]
+    pub(super) fn is_unkillable(self) -> bool {
+        self.0 & Self::UNKILLABLE != 0
     }
 }

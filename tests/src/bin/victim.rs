@@ -21,8 +21,12 @@ use clap::Parser;
 enum Victim {
     /// Wait for a line, then exit with this status.
     Exit { status: u8 },
-    /// So many threads besides the first, waiting for the process to be killed.
-    Threads { count: usize },
+    /// So many threads besides the first; exit with this status at a line.
+    Threads {
+        count: usize,
+        #[arg(default_value_t = 0)]
+        status: u8,
+    },
     /// All of so many threads leave at the same moment, each by itself.
     ThreadsExit { count: usize },
     /// The first thread leaves at the first line, the last one at the second.
@@ -37,6 +41,8 @@ enum Victim {
     Segv { mib: usize },
     /// Ignore SIGTERM.
     IgnoreTerm,
+    /// Handle SIGTERM, SIGINT and SIGUSR1 by doing nothing.
+    HandleTerm,
     /// Be the first process of a pid namespace and outlive a SIGTERM with its default action.
     Init,
     #[command(hide = true)]
@@ -59,7 +65,7 @@ fn main() -> ExitCode {
             wait();
             return ExitCode::from(status);
         }
-        Victim::Threads { count } => {
+        Victim::Threads { count, status } => {
             let all = Arc::new(Barrier::new(count + 1));
             for _ in 0..count {
                 let all = Arc::clone(&all);
@@ -73,6 +79,7 @@ fn main() -> ExitCode {
             all.wait();
             ready("");
             wait();
+            return ExitCode::from(status);
         }
         Victim::ThreadsExit { count } => {
             let all = Arc::new(Barrier::new(count));
@@ -139,6 +146,16 @@ fn main() -> ExitCode {
         Victim::IgnoreTerm => {
             // SAFETY: SIG_IGN is a valid disposition, and there is no other thread.
             unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            ready("");
+            wait();
+        }
+        Victim::HandleTerm => {
+            extern "C" fn handler(_signal: i32) {}
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
+                let handler: extern "C" fn(i32) = handler;
+                // SAFETY: the handler does nothing, so it may interrupt anything.
+                unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+            }
             ready("");
             wait();
         }

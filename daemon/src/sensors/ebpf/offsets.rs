@@ -99,7 +99,7 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
             &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE]
         }
         Probe::Exit => &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGNAL_LIVE],
-        Probe::SignalDeliver => &[TASK_SIGNAL, TASK_FLAGS, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
+        Probe::SignalDeliver => &[TASK_SIGNAL, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
         Probe::Fork | Probe::Rename => &[TASK_TGID],
         Probe::Exec => &[],
         Probe::MarkVictim => &[TASK_TGID, TASK_PID],
