@@ -28,7 +28,7 @@ pub struct Tracked {
     pub title: Arc<str>,
     /// Its end is the worker's end.
     pub critical: bool,
-    /// The kernel has reported its exit.
+    /// Its end was reported, by the kernel or by its pidfd.
     pub exit_seen: bool,
 }
 
@@ -149,7 +149,8 @@ impl Processes {
 
     /// A pidfd became readable, or the process was found missing.
     pub fn gone(&mut self, id: ProcessId, exit: Exit, at: Nanos) -> Option<Evidence> {
-        let tracked = self.get(id)?;
+        let tracked = self.by_tgid.get_mut(&id.tgid).filter(|tracked| tracked.id == id)?;
+        tracked.exit_seen = true;
         let kind = Kind::ProcessGone { process: tracked.process(), exit };
         tracked.critical.then(|| Evidence { worker: tracked.worker, root: tracked.root, kind, at })
     }

@@ -1,0 +1,295 @@
+//! Death certificates: from the first evidence to the last router's answer, in order.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use async_nats::jetstream;
+use bytes::Bytes;
+use jiff::{SignedDuration, Timestamp};
+use lastgasp_protocol::{Answer, Cause, Certificate, Counts, Incarnation, Moment, Name, Phase, SCHEMA};
+use ulid::Ulid;
+
+use crate::core::{Kind, Nanos, WorkerId};
+
+/// Moments before the verdict that a certificate begins with.
+const TRAIL: usize = 32;
+/// Moments in one certificate.
+const MAX_MOMENTS: usize = 256;
+/// How long after the end of a life its certificate waits for what is still to come: the
+/// acknowledgement, the routers' answers, the pidfd (which a core dump delays).
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// What kind of thing a moment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MomentKind {
+    /// A sensor reported.
+    Evidence,
+    /// The core decided.
+    Decision,
+    /// Something was carried out.
+    Effect,
+}
+
+impl MomentKind {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Evidence => "evidence",
+            Self::Decision => "decision",
+            Self::Effect => "effect",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: Nanos,
+    kind: MomentKind,
+    what: &'static str,
+    detail: String,
+}
+
+/// A certificate that is being written.
+#[derive(Debug)]
+struct Draft {
+    worker: WorkerId,
+    name: Name,
+    incarnation: Incarnation,
+    epoch: u64,
+    certificate: String,
+    cause: Cause,
+    observed_only: bool,
+    entries: Vec<Entry>,
+    received: BTreeSet<Name>,
+    done: BTreeSet<Name>,
+    streams: Counts,
+    /// The end of the life was decided, at this time.
+    over: Option<Nanos>,
+    withdrawn: bool,
+    process_gone: bool,
+}
+
+/// All certificates: those being written, and what was seen of workers that seem well.
+#[derive(Debug)]
+pub struct Deaths {
+    node: Name,
+    trails: HashMap<WorkerId, VecDeque<Entry>>,
+    drafts: Vec<Draft>,
+}
+
+impl Deaths {
+    /// Certificates of this node.
+    #[must_use]
+    pub fn new(node: Name) -> Self {
+        Self { node, trails: HashMap::new(), drafts: Vec::new() }
+    }
+
+    /// A new certificate id.
+    #[must_use]
+    pub fn new_id() -> String {
+        Ulid::new().to_string()
+    }
+
+    /// Notes evidence about the present life of a worker.
+    pub fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
+        let detail = match kind {
+            Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => {
+                format!("{} (pid {}) {exit:?}", process.title, process.tgid)
+            }
+            Kind::SignalDelivered { process, signal } => {
+                format!("{} (pid {}) signal {signal}", process.title, process.tgid)
+            }
+            Kind::OomVictim { process } | Kind::StillAlive { process } | Kind::CriticalSeen { process } => {
+                format!("{} (pid {})", process.title, process.tgid)
+            }
+            Kind::ListenerClosed { exiting } => format!("by {} task", if *exiting { "an exiting" } else { "a living" }),
+            Kind::Terminating { signal } => format!("signal {signal}"),
+            Kind::Serving { role } | Kind::NotServing { role } => format!("{role:?}").to_lowercase(),
+            Kind::ProbeRefused { listening } => format!("listening: {listening}"),
+            Kind::Listening | Kind::WatchBroken | Kind::ProbeUnanswered | Kind::ProbeAnswered => String::new(),
+        };
+        let gone = matches!(kind, Kind::ProcessGone { .. });
+        self.push(worker, Entry { at, kind: MomentKind::Evidence, what: kind.name(), detail });
+        if gone && let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+            draft.process_gone = true;
+        }
+    }
+
+    /// Notes a decision or an effect about a worker.
+    pub fn moment(&mut self, worker: WorkerId, kind: MomentKind, what: &'static str, detail: String, at: Nanos) {
+        self.push(worker, Entry { at, kind, what, detail });
+    }
+
+    fn push(&mut self, worker: WorkerId, entry: Entry) {
+        if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+            if draft.entries.len() < MAX_MOMENTS {
+                draft.entries.push(entry);
+            }
+            return;
+        }
+        let trail = self.trails.entry(worker).or_default();
+        if trail.len() == TRAIL {
+            trail.pop_front();
+        }
+        trail.push_back(entry);
+    }
+
+    /// A worker is leaving or lost: its certificate is opened, or goes on under a new id, since
+    /// answers to a `drain` and to the `move` after it are counted apart.
+    #[expect(clippy::too_many_arguments, reason = "what a certificate begins with")]
+    pub fn open(
+        &mut self,
+        worker: WorkerId,
+        name: &Name,
+        incarnation: &Incarnation,
+        epoch: u64,
+        certificate: &str,
+        cause: &Cause,
+        observed_only: bool,
+    ) {
+        let known = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
+        if let Some(draft) = known {
+            certificate.clone_into(&mut draft.certificate);
+            draft.cause = cause.clone();
+            draft.epoch = epoch;
+            return;
+        }
+        let entries = self.trails.remove(&worker).map(Vec::from).unwrap_or_default();
+        self.drafts.push(Draft {
+            worker,
+            name: name.clone(),
+            incarnation: incarnation.clone(),
+            epoch,
+            certificate: certificate.to_owned(),
+            cause: cause.clone(),
+            observed_only,
+            entries,
+            received: BTreeSet::new(),
+            done: BTreeSet::new(),
+            streams: Counts::default(),
+            over: None,
+            withdrawn: false,
+            process_gone: false,
+        });
+    }
+
+    /// The life is over; the certificate settles from here on.
+    pub fn over(&mut self, worker: WorkerId, cause: &Cause, at: Nanos) {
+        if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+            draft.over.get_or_insert(at);
+            draft.cause = cause.clone();
+        }
+    }
+
+    /// The worker came back before its end: no death, no certificate.
+    pub fn recovered(&mut self, worker: WorkerId) {
+        self.drafts.retain(|draft| draft.worker != worker || draft.over.is_some());
+        self.trails.remove(&worker);
+    }
+
+    /// The record is gone, acknowledged.
+    pub fn withdrawn(&mut self, worker: WorkerId, incarnation: &Incarnation, detail: String, at: Nanos) {
+        let draft = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
+        if let Some(draft) = draft {
+            draft.withdrawn = true;
+            draft.entries.push(Entry { at, kind: MomentKind::Effect, what: "withdrawn", detail });
+        }
+    }
+
+    /// Counts an answer, once per router and phase.
+    pub fn answered(&mut self, answer: &Answer, at: Nanos) {
+        for draft in self.drafts.iter_mut().filter(|draft| draft.certificate == answer.certificate) {
+            let (set, what) = match answer.phase {
+                Phase::Received => (&mut draft.received, "router_received"),
+                Phase::Done => (&mut draft.done, "router_done"),
+            };
+            if !set.insert(answer.router.clone()) {
+                continue;
+            }
+            let mut detail = answer.router.to_string();
+            if answer.phase == Phase::Done {
+                let Counts { streams, moved, unmovable, failed } = answer.counts.unwrap_or_default();
+                draft.streams.streams += streams;
+                draft.streams.moved += moved;
+                draft.streams.unmovable += unmovable;
+                draft.streams.failed += failed;
+                detail = format!("{detail}: {streams} streams, {moved} moved, {unmovable} unmovable, {failed} failed");
+            }
+            draft.entries.push(Entry { at, kind: MomentKind::Effect, what, detail });
+        }
+    }
+
+    /// Takes out the certificates that are complete, or have waited long enough.
+    /// `routers` is how many routers are expected to answer.
+    pub fn settled(&mut self, routers: usize, now: Nanos) -> Vec<Certificate> {
+        let node = self.node.clone();
+        let (settled, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.drafts).into_iter().partition(|draft| {
+            draft.over.is_some_and(|over| {
+                let answered = draft.done.len() >= routers || draft.observed_only;
+                let complete = draft.withdrawn && answered && draft.process_gone;
+                complete || now.since(over) >= SETTLE
+            })
+        });
+        self.drafts = open;
+        settled.into_iter().map(|draft| draft.finish(&node, now)).collect()
+    }
+
+    /// Whether some certificate is waiting to be settled.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        self.drafts.iter().any(|draft| draft.over.is_some())
+    }
+}
+
+impl Draft {
+    fn finish(self, node: &Name, now: Nanos) -> Certificate {
+        let Self { worker: _, name, incarnation, epoch, certificate, cause, observed_only, mut entries, .. } = self;
+        entries.sort_by_key(|entry| entry.at);
+        let first = entries.first().map_or(now, |entry| entry.at);
+        let age = SignedDuration::try_from(now.since(first)).unwrap_or_default();
+        let micros = |at: Nanos| i64::try_from(at.since(first).as_micros()).unwrap_or(i64::MAX);
+        let timeline = entries
+            .into_iter()
+            .map(|Entry { at, kind, what, detail }| Moment {
+                at_us: micros(at),
+                kind: kind.as_str().to_owned(),
+                what: what.to_owned(),
+                detail,
+            })
+            .collect();
+        Certificate {
+            schema: SCHEMA,
+            certificate,
+            node: node.clone(),
+            worker: name,
+            incarnation,
+            epoch,
+            at: Timestamp::now().checked_sub(age).unwrap_or_default(),
+            at_monotonic_ns: first.0,
+            cause,
+            observed_only,
+            timeline,
+            routers_received: self.received.len() as u64,
+            routers_done: self.done.len() as u64,
+            streams: self.streams,
+        }
+    }
+}
+
+/// Keeps a certificate on the server. Tries for a minute; it is in the log and in status anyway.
+pub async fn publish(context: jetstream::Context, certificate: Certificate) {
+    let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
+    let payload = Bytes::from(certificate.to_json());
+    for attempt in 0..12 {
+        let published = match context.publish(subject.clone(), payload.clone()).await {
+            Ok(acknowledgement) => acknowledgement.await.map(drop),
+            Err(error) => Err(error),
+        };
+        match published {
+            Ok(()) => return,
+            Err(error) if attempt == 11 => {
+                tracing::warn!(%error, certificate = certificate.certificate, "certificate not kept on the server");
+            }
+            Err(_) => tokio::time::sleep(Duration::from_secs(5)).await,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The node's lease in `lastgasp_nodes`: one daemon per name, and a word to routers that somebody
+//! watches this node. It is not given back at the end, so that an upgrade removes nobody.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, Value, WriteError};
+use lastgasp_protocol::{Name, NodeLease};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::core::ProcessId;
+use crate::sensors::proc;
+
+/// What became of the lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeaseEvent {
+    /// It is ours, and renewed.
+    Held,
+    /// It cannot be renewed for now.
+    Waiting(String),
+    /// Somebody else holds it. The daemon must end.
+    Refused(String),
+}
+
+/// Acquires the lease and renews it for as long as the daemon runs.
+pub async fn keep(
+    own: NodeLease,
+    ttl: Duration,
+    mut bucket: watch::Receiver<Option<Bucket>>,
+    events: mpsc::UnboundedSender<LeaseEvent>,
+) {
+    let Ok(bucket) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
+    let Some(bucket) = bucket else { return };
+    let key = own.node.token();
+    let value = Bytes::from(own.to_json());
+    let mut revision: Option<u64> = None;
+    // A foreign lease, and since when it has been seen unchanged.
+    let mut foreign: Option<(u64, Instant)> = None;
+    loop {
+        let expect = match revision {
+            Some(revision) => Ok(Expect::Revision(revision)),
+            None => match bucket.read(&key).await {
+                Ok(entry) => judge(&own, entry.as_ref(), &mut foreign, ttl),
+                Err(error) => Err(Verdict::Wait(error.to_string())),
+            },
+        };
+        let written = match expect {
+            Ok(expect) => match bucket.put(&key, value.clone(), expect, ttl).await {
+                Ok(revision) => Ok(revision),
+                Err(WriteError::Mismatch) => Err(Verdict::Wait("the lease is being taken by another daemon".to_owned())),
+                Err(error) => Err(Verdict::Wait(error.to_string())),
+            },
+            Err(verdict) => Err(verdict),
+        };
+        let event = match written {
+            Ok(written) => {
+                revision = Some(written);
+                LeaseEvent::Held
+            }
+            Err(Verdict::Wait(why)) => {
+                revision = None;
+                LeaseEvent::Waiting(why)
+            }
+            Err(Verdict::Refuse(why)) => LeaseEvent::Refused(why),
+        };
+        let pause = if event == LeaseEvent::Held { ttl / 3 } else { (ttl / 12).max(Duration::from_millis(250)) };
+        if events.send(event).is_err() {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+enum Verdict {
+    Wait(String),
+    Refuse(String),
+}
+
+/// Whether the key may be taken, and at which revision.
+fn judge(
+    own: &NodeLease,
+    entry: Option<&Entry>,
+    foreign: &mut Option<(u64, Instant)>,
+    ttl: Duration,
+) -> Result<Expect, Verdict> {
+    let Some(entry) = entry else { return Ok(Expect::Absent) };
+    let take = Ok(Expect::Revision(entry.revision));
+    let Value::Put(value) = &entry.value else { return take };
+    let Ok(holder) = NodeLease::parse(value) else { return take };
+    let same_machine = holder.machine_id == own.machine_id && !own.machine_id.is_empty();
+    if holder.boot_id == own.boot_id {
+        let process = ProcessId { tgid: holder.pid, start_ticks: holder.start_ticks };
+        let is_us = (holder.pid, holder.start_ticks) == (own.pid, own.start_ticks);
+        if !is_us && proc::identify(holder.pid) == Some(process) {
+            return Err(Verdict::Refuse(format!(
+                "another lastgasp daemon (pid {}) already watches node {:?} on this machine; stop it, or give one of \
+                 them another `node` name",
+                holder.pid, own.node
+            )));
+        }
+        return take;
+    }
+    if same_machine {
+        // The machine was booted since.
+        return take;
+    }
+    // Another machine. If it lives, it renews; if not, the server lets the lease lapse.
+    let now = Instant::now();
+    let wait = Err(Verdict::Wait("the lease of another machine has not lapsed yet".to_owned()));
+    match *foreign {
+        Some((revision, _)) if revision != entry.revision => Err(Verdict::Refuse(format!(
+            "node {:?} is the name of another machine (machine id {}), and its daemon is alive; give this node another \
+             `node` name",
+            own.node, holder.machine_id
+        ))),
+        // A server that does not let it lapse does not know message TTLs; so we measure it.
+        Some((_, since)) if now.duration_since(since) > ttl * 2 => take,
+        Some(_) => wait,
+        None => {
+            *foreign = Some((entry.revision, now));
+            wait
+        }
+    }
+}
+
+/// What this process writes into the lease.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn own_lease(node: Name) -> std::io::Result<NodeLease> {
+    let pid = std::process::id();
+    Ok(NodeLease {
+        schema: lastgasp_protocol::SCHEMA,
+        node,
+        machine_id: proc::machine_id().unwrap_or_default(),
+        boot_id: proc::boot_id()?,
+        pid,
+        start_ticks: proc::identify(pid).map_or(0, |process| process.start_ticks),
+    })
+}

@@ -1,0 +1,182 @@
+//! Records that this daemon did not write, or an earlier run of it did.
+//!
+//! A worker that registers itself: its record is adopted with proof that it is its own. The proof
+//! is that the endpoint's listening socket belongs to the worker's process tree, and that the
+//! record is younger than the process. Without it, anybody who may write a record could have
+//! another's worker withdrawn.
+//!
+//! A record that an earlier daemon left: either its life goes on, then it is taken over as it
+//! stands; or it ended while nobody watched, then it is withdrawn now.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use jiff::{SignedDuration, Timestamp};
+use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
+use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, Writer};
+use tokio::sync::{mpsc, watch};
+
+use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
+use crate::effects::deaths::MomentKind;
+use crate::effects::discovery::RECORD_TTL;
+use crate::sensors::proc::{self, listeners};
+
+use super::{Message, Supervisor};
+
+impl Supervisor {
+    /// A worker's own record was read. It may come before the process was found, or after.
+    pub(super) fn claimed(&mut self, record: WorkerRecord) {
+        let Some(worker) = self.worker_named(&record.worker) else { return };
+        if self.config.workers[worker.0 as usize].writer == Writer::Worker {
+            self.workers[worker.0 as usize].claimed = Some(record);
+            self.prove_claim(worker);
+        }
+    }
+
+    fn worker_named(&self, name: &Name) -> Option<WorkerId> {
+        let named = self.config.workers.iter().zip(0..).find(|(config, _)| config.name == *name);
+        named.map(|(_, id)| WorkerId(id))
+    }
+
+    /// Records that an earlier daemon left, once it is known which processes there are.
+    pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
+        if self.ready.is_some() {
+            self.inherited.extend(records);
+            return;
+        }
+        for (record, revision) in records {
+            match self.worker_named(&record.worker) {
+                Some(worker) => self.inherit_record(worker, record, revision),
+                // It is not configured any more, and nobody else would ever renew or end it.
+                None => self.delete_unconfigured(&record, revision),
+            }
+        }
+    }
+
+    fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
+        let WorkerRecord { incarnation, epoch, .. } = record;
+        let slot = &mut self.workers[worker.0 as usize];
+        let root = self.processes.root(worker).filter(|_| slot.incarnation == incarnation.as_str());
+        if let Some(root) = root {
+            tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
+            (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
+            let effects = self.core.adopted(worker, root, incarnation, epoch);
+            self.carry_out(effects, proc::monotonic_now());
+            // It has served: a hang is a hang, not a long start.
+            self.start_health(worker, root, true);
+            return;
+        }
+        tracing::warn!(worker = %record.worker, %incarnation, epoch, "it ended while no daemon was watching");
+        slot.revision = revision;
+        let now = proc::monotonic_now();
+        let cause = Cause::of(CauseKind::ProcessGone);
+        let listing = Listing { worker, incarnation, epoch };
+        let gone = "found gone at start".to_owned();
+        self.deaths.moment(worker, MomentKind::Evidence, "process_gone", gone, now);
+        let mut effects = Vec::new();
+        // A successor that serves has replaced the record already, or is about to.
+        if matches!(self.core.state(worker), None | Some(State::Starting | State::Lost | State::Left)) {
+            effects.push(Effect::Withdraw(listing.clone()));
+        }
+        effects.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Lost), cause: cause.clone() });
+        self.carry_out(effects, now);
+        self.send_outgoing();
+        self.deaths.over(worker, &cause, now);
+    }
+
+    fn delete_unconfigured(&self, record: &WorkerRecord, revision: u64) {
+        tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
+        let bucket = self.bucket.borrow().clone();
+        let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
+        let ended = record.to_json().into();
+        if let Some(bucket) = bucket.filter(|_| self.config.mode == crate::config::Mode::Enforce) {
+            tokio::spawn(async move {
+                // If it has changed meanwhile, somebody does care for it.
+                let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
+            });
+        }
+    }
+
+    /// Looks for the proof, on a blocking thread.
+    pub(super) fn prove_claim(&self, worker: WorkerId) {
+        let slot = &self.workers[worker.0 as usize];
+        let (Some(root), Some(record)) = (self.processes.root(worker), slot.claimed.clone()) else { return };
+        let port = self.config.workers[worker.0 as usize].port;
+        let tree: Vec<u32> = self.processes.tree(worker).into_iter().map(|tracked| tracked.id.tgid).collect();
+        let messages = self.messages.clone();
+        tokio::task::spawn_blocking(move || {
+            let younger = record.registered_at.is_some_and(|registered| is_younger(registered, root));
+            if younger && listeners::owns_listener(&tree, port).unwrap_or(false) {
+                let _ = messages.send(Message::Proven(worker, root, record));
+            } else {
+                tracing::warn!(worker = %record.worker, port, younger, "a record that cannot be bound to the worker's process is left alone");
+            }
+        });
+    }
+
+    pub(super) fn proven(&mut self, worker: WorkerId, root: ProcessId, record: WorkerRecord) {
+        if self.processes.root(worker) != Some(root) {
+            return;
+        }
+        tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
+        let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
+        self.carry_out(effects, proc::monotonic_now());
+    }
+}
+
+/// Whether something that the server stored at `stored` is younger than the process. The two
+/// clocks may differ by a little.
+fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
+    const CLOCKS_DIFFER: Duration = Duration::from_secs(2);
+    let age = proc::age(root).unwrap_or_default() + CLOCKS_DIFFER;
+    let started = SignedDuration::try_from(age).ok().and_then(|age| Timestamp::now().checked_sub(age).ok());
+    started.is_some_and(|started| stored >= started)
+}
+
+/// Follows this node's keys: tells once of what an earlier daemon has left, and always of records
+/// that workers have written.
+pub(super) async fn follow_own_records(
+    node: Name,
+    mut bucket: watch::Receiver<Option<Bucket>>,
+    messages: mpsc::UnboundedSender<Message>,
+) {
+    let filter = format!("{}.*", node.token());
+    let mut pause = Duration::from_millis(100);
+    let mut inherited = Some(Vec::new());
+    loop {
+        let Ok(open) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
+        let Some(open) = open else { return };
+        if let Ok(mut changes) = open.watch(&filter).await {
+            pause = Duration::from_millis(100);
+            while let Some(Ok(change)) = changes.next().await {
+                let entry = match change {
+                    Change::Entry(entry) => entry,
+                    Change::Listed => {
+                        if inherited.take().is_some_and(|records| messages.send(Message::Inherited(records)).is_err()) {
+                            return;
+                        }
+                        continue;
+                    }
+                };
+                let Value::Put(value) = &entry.value else { continue };
+                match WorkerRecord::parse(&entry.key, value) {
+                    Ok(mut record) if record.writer == Writer::Worker => {
+                        // The server's clock, not the writer's word.
+                        record.registered_at = Some(entry.stored_at);
+                        if messages.send(Message::Claimed(record)).is_err() {
+                            return;
+                        }
+                    }
+                    Ok(record) => {
+                        if let Some(inherited) = &mut inherited {
+                            inherited.push((record, entry.revision));
+                        }
+                    }
+                    Err(error) => tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read"),
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}

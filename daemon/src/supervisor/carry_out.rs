@@ -1,0 +1,231 @@
+//! From the core's effects to records, signals, certificates and timers.
+
+use lastgasp_protocol::{Action, Cause, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState, Writer};
+
+use crate::config::Mode as RunMode;
+use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
+use crate::effects::deaths::{Deaths, MomentKind};
+use crate::effects::discovery::{Desired, Outcome};
+use crate::effects::signals::Answered;
+use crate::sensors::proc;
+
+use super::Supervisor;
+
+/// A signal that this turn of the loop owes. Those with the same cause become one message.
+pub(super) struct Outgoing {
+    listing: Listing,
+    action: Action,
+    mode: Option<Mode>,
+    cause: Cause,
+    /// When the evidence behind it was seen.
+    evidence_at: Nanos,
+}
+
+impl Supervisor {
+    /// Does what the core wants. `evidence_at` is when the evidence behind it was seen.
+    pub(super) fn carry_out(&mut self, effects: Vec<Effect>, evidence_at: Nanos) {
+        let changes = self.config.mode == RunMode::Enforce;
+        for effect in effects {
+            match effect {
+                Effect::List { listing, state, drain_for } if changes => {
+                    let record = Box::new(self.record(&listing, state));
+                    self.workers[listing.worker.0 as usize].registrar.want(Desired::Listed { record, drain_for });
+                }
+                Effect::Withdraw(listing) if changes => {
+                    let Listing { worker, incarnation, epoch: _ } = listing;
+                    self.workers[worker.0 as usize].registrar.want(Desired::Absent { incarnation });
+                }
+                Effect::List { .. } | Effect::Withdraw(_) => {}
+                Effect::Signal { listing, action, mode, cause } => {
+                    if action == Action::Move {
+                        self.workers[listing.worker.0 as usize].ending = Some((cause.clone(), evidence_at));
+                    }
+                    self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
+                }
+                Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref()),
+                Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, evidence_at),
+                Effect::Probe(worker) => {
+                    if let Some(health) = &self.workers[worker.0 as usize].health {
+                        health.probe();
+                    }
+                }
+                Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
+                Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
+                Effect::Held { worker, reason, cause } => {
+                    let name = self.name(worker);
+                    tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
+                    self.tell_notice(name, format!("withdrawal held back ({}): {cause}", reason.as_str()));
+                    self.metrics.notices.with_label_values(&[reason.as_str()]).inc();
+                }
+            }
+        }
+    }
+
+    pub(super) fn recheck_later(&mut self, worker: WorkerId, now: Nanos) {
+        self.timers.insert((worker, Timer::Recheck), now.plus(self.config.policy.near_certain_recheck));
+    }
+
+    fn changed(&mut self, worker: WorkerId, from: State, to: State, cause: Option<&Cause>) {
+        let now = proc::monotonic_now();
+        let name = self.name(worker).clone();
+        let why = cause.map(ToString::to_string).unwrap_or_default();
+        tracing::info!(worker = %name, from = from.as_str(), to = to.as_str(), cause = %why, "state");
+        let because = if why.is_empty() { String::new() } else { format!(": {why}") };
+        self.tell_state(&name, format!("{from} -> {to}{because}"));
+        self.metrics.set_worker_state(name.as_str(), to.as_str());
+        let slot = &mut self.workers[worker.0 as usize];
+        slot.since = jiff::Timestamp::now();
+        slot.reason.clone_from(&why);
+        self.deaths.moment(worker, MomentKind::Decision, to.as_str(), why, now);
+        match (to, cause) {
+            (State::Left | State::Lost, Some(cause)) => {
+                self.metrics.deaths.with_label_values(&[cause.kind.as_str()]).inc();
+                if from == State::Starting {
+                    // Nothing was listed and nobody is told, but its death has a certificate.
+                    if let Some(root) = self.processes.root(worker) {
+                        let incarnation =
+                            lastgasp_protocol::Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
+                        self.deaths.open(worker, &name, &incarnation, 0, &Deaths::new_id(), cause, false);
+                    }
+                }
+                self.deaths.over(worker, cause, now);
+            }
+            (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
+            _ => {}
+        }
+    }
+
+    /// Sends what this turn of the loop owes: one message per cause, naming every worker it took.
+    pub(super) fn send_outgoing(&mut self) {
+        if self.outgoing.is_empty() {
+            return;
+        }
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        while let Some(first) = outgoing.pop() {
+            let same = |other: &Outgoing| {
+                (other.action, other.mode) == (first.action, first.mode) && other.cause == first.cause
+            };
+            let (mut group, rest): (Vec<_>, Vec<_>) = outgoing.into_iter().partition(same);
+            outgoing = rest;
+            group.push(first);
+            self.send_signal(&group);
+        }
+    }
+
+    fn send_signal(&mut self, group: &[Outgoing]) {
+        let Some(Outgoing { action, mode, cause, .. }) = group.first() else { return };
+        let certificate = Deaths::new_id();
+        let observed_only = self.config.mode == RunMode::Observe;
+        let signal = MigrateSignal {
+            schema: SCHEMA,
+            node: self.config.node.clone(),
+            action: *action,
+            mode: *mode,
+            certificate: certificate.clone(),
+            workers: group.iter().map(|outgoing| self.worker_ref(&outgoing.listing)).collect(),
+            cause: cause.clone(),
+        };
+        let what = match action {
+            Action::Drain => "drain",
+            Action::Move => "move",
+        };
+        if observed_only {
+            tracing::warn!(action = what, %cause, workers = signal.workers.len(), "would signal (mode = \"observe\")");
+        } else {
+            self.signals.send(&signal);
+            self.metrics.signals.with_label_values(&[what]).inc();
+        }
+        let now = proc::monotonic_now();
+        for Outgoing { listing, cause, evidence_at, .. } in group {
+            let name = self.name(listing.worker).clone();
+            let Listing { worker, incarnation, epoch } = listing;
+            self.deaths.open(*worker, &name, incarnation, *epoch, &certificate, cause, observed_only);
+            if self.is_over(*worker) {
+                self.deaths.over(*worker, cause, now);
+            }
+            if !observed_only {
+                self.metrics.evidence_to_signalled.observe(now.since(*evidence_at).as_secs_f64());
+                self.deaths.moment(*worker, MomentKind::Effect, "signalled", what.to_owned(), now);
+            }
+        }
+    }
+
+    fn worker_ref(&self, listing: &Listing) -> WorkerRef {
+        let Listing { worker, incarnation, epoch } = listing;
+        let slot = &self.workers[worker.0 as usize];
+        WorkerRef {
+            worker: self.name(*worker).clone(),
+            incarnation: incarnation.clone(),
+            epoch: *epoch,
+            revision: slot.revision,
+        }
+    }
+
+    fn record(&self, listing: &Listing, state: WorkerState) -> WorkerRecord {
+        let config = &self.config.workers[listing.worker.0 as usize];
+        if let Some(claimed) = &self.workers[listing.worker.0 as usize].claimed {
+            return WorkerRecord { state, epoch: listing.epoch, ..claimed.clone() };
+        }
+        WorkerRecord {
+            schema: SCHEMA,
+            node: self.config.node.clone(),
+            worker: config.name.clone(),
+            incarnation: listing.incarnation.clone(),
+            epoch: listing.epoch,
+            state,
+            deadline: None,
+            writer: Writer::Daemon,
+            lease: lastgasp_protocol::LeaseKind::Node,
+            engine: config.engine.clone(),
+            models: config.models.clone(),
+            endpoint: config.endpoint.clone(),
+            registered_at: None,
+            labels: config.labels.clone(),
+        }
+    }
+
+    /// A registrar did something, or could not.
+    pub(super) fn outcome(&mut self, worker: WorkerId, outcome: Outcome) {
+        let now = proc::monotonic_now();
+        let name = self.name(worker).clone();
+        let slot = &mut self.workers[worker.0 as usize];
+        match outcome {
+            Outcome::Listed { incarnation, epoch, revision, state } => {
+                (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
+                slot.incarnation = incarnation.to_string();
+                self.core.resumed(worker, &incarnation, epoch);
+                tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
+                self.tell_state(&name, format!("listed as {} at revision {revision}", state.as_str()));
+            }
+            Outcome::Withdrawn { incarnation, revision } => {
+                slot.listed = false;
+                slot.revision = revision.unwrap_or(slot.revision);
+                let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
+                let cause = slot.ending.take();
+                let kind = cause.as_ref().map_or("unknown", |(cause, _)| cause.kind.as_str());
+                self.metrics.withdrawals.with_label_values(&[kind, outcome]).inc();
+                if let Some((_, at)) = cause {
+                    self.metrics.evidence_to_withdrawn.observe(now.since(at).as_secs_f64());
+                }
+                tracing::info!(worker = %name, %incarnation, revision, cause = kind, "withdrawn");
+                self.tell_state(&name, format!("withdrawn ({kind})"));
+                let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
+                self.deaths.withdrawn(worker, &incarnation, detail, now);
+            }
+            Outcome::Failed { error } => {
+                tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");
+                self.metrics.notices.with_label_values(&["record_retried"]).inc();
+            }
+        }
+    }
+
+    pub(super) fn answered(&mut self, answered: &Answered) {
+        let Answered { answer, at } = answered;
+        let phase = match answer.phase {
+            Phase::Received => "received",
+            Phase::Done => "done",
+        };
+        self.metrics.router_answers.with_label_values(&[phase]).inc();
+        self.deaths.answered(answer, *at);
+    }
+}

@@ -1,0 +1,333 @@
+//! The loop that joins sensors, core and effects.
+//!
+//! One task on one thread, together with the connection to NATS: from the ring buffer to the
+//! published signal nothing changes threads and nothing waits. Health checks, status and metrics
+//! run on a second thread; `/proc` is read on blocking threads.
+
+mod adopt;
+mod carry_out;
+mod report;
+mod scan;
+mod start;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream;
+use lastgasp_protocol::kv::Bucket;
+use lastgasp_protocol::{Cause, Name, WorkerRecord};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::config::Config;
+use crate::core::{Core, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
+use crate::effects::deaths::Deaths;
+use crate::effects::discovery::{Outcome, Registrar};
+use crate::effects::lease::LeaseEvent;
+use crate::effects::nats::Link;
+use crate::effects::signals::{Answered, Signals};
+use crate::metrics::Metrics;
+use crate::processes::{Noticed, Processes};
+use crate::sensors::ebpf::{Events, Probes};
+use crate::sensors::health::HealthHandle;
+use crate::sensors::pidfd::{PidFd, PidfdError};
+use crate::sensors::proc::{self, listeners};
+use crate::status::StatusHub;
+
+pub use start::{RunError, RunOptions, run};
+
+/// How often the ring buffer is read without a wake-up, losses are counted, workers without a
+/// process are looked for, and status is published.
+const TICK: Duration = Duration::from_secs(1);
+/// With kernel events the tree is only reconciled every so many ticks.
+const TREE_TICKS: u64 = 10;
+
+/// What the supervisor keeps of one worker, beside what the core decides about it.
+struct WorkerSlot {
+    registrar: Registrar,
+    health: Option<HealthHandle>,
+    /// The record as its worker wrote it, for a worker that registers itself.
+    claimed: Option<WorkerRecord>,
+    /// Processes of lives that are over. What is left of them is no successor.
+    former: HashSet<ProcessId>,
+    /// Of the record, as last acknowledged.
+    revision: u64,
+    epoch: u64,
+    listed: bool,
+    incarnation: String,
+    evidence: Option<(&'static str, Nanos)>,
+    /// Why its listing ends, and when the evidence for that was seen.
+    ending: Option<(Cause, Nanos)>,
+    reason: String,
+    since: jiff::Timestamp,
+}
+
+/// What other tasks tell the supervisor.
+enum Message {
+    /// A pidfd became readable.
+    Exited(ProcessId, Exit),
+    /// A scan of `/proc` is complete.
+    Scanned(Vec<scan::Sighting>),
+    /// A closed listener was looked at: nobody listens on the port any more.
+    NoListenerLeft(Evidence),
+    /// A process whose end was announced was looked at.
+    Rechecked(WorkerId, ProcessId, Process, scan::Presence),
+    /// Records that an earlier daemon left, with their revisions.
+    Inherited(Vec<(WorkerRecord, u64)>),
+    /// A worker's own record was read.
+    Claimed(WorkerRecord),
+    /// A claim was checked against the process that should have made it.
+    Proven(WorkerId, ProcessId, WorkerRecord),
+}
+
+struct Supervisor {
+    config: Arc<Config>,
+    boot_id: String,
+    core: Core,
+    processes: Processes,
+    probes: Option<Probes>,
+    events: Option<Events>,
+    workers: Vec<WorkerSlot>,
+    timers: HashMap<(WorkerId, Timer), Nanos>,
+    deaths: Deaths,
+    signals: Signals,
+    context: watch::Receiver<Option<jetstream::Context>>,
+    bucket: watch::Receiver<Option<Bucket>>,
+    /// Records that an earlier daemon left, until the first scan is over.
+    inherited: Vec<(WorkerRecord, u64)>,
+    link: watch::Receiver<Link>,
+    lease: LeaseEvent,
+    routers: watch::Receiver<HashSet<Name>>,
+    hub: StatusHub,
+    metrics: Metrics,
+    side: tokio::runtime::Handle,
+    messages: mpsc::UnboundedSender<Message>,
+    health_tx: mpsc::UnboundedSender<Evidence>,
+    /// What this turn of the loop decided, sent together at its end.
+    outgoing: Vec<carry_out::Outgoing>,
+    noticed: Vec<Noticed>,
+    scanning: bool,
+    rescan: bool,
+    ticks: u64,
+    dropped: HashMap<&'static str, u64>,
+    started_at: jiff::Timestamp,
+    sensor_reason: String,
+    /// Taken when the first scan is over.
+    ready: Option<report::Ready>,
+}
+
+/// What comes in from tasks that the supervisor started.
+struct Inputs {
+    messages: mpsc::UnboundedReceiver<Message>,
+    health: mpsc::UnboundedReceiver<Evidence>,
+    outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
+    answers: mpsc::UnboundedReceiver<Answered>,
+    leases: mpsc::UnboundedReceiver<LeaseEvent>,
+}
+
+impl Supervisor {
+    /// Runs until `shutdown` resolves, or somebody else turns out to hold this node's name.
+    async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        tokio::pin!(shutdown);
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let due = self.next_timer();
+            tokio::select! {
+                biased;
+                readable = ring_readable(self.events.as_ref()) => {
+                    if readable { self.drain_ring(); } else { self.lose_ring(); }
+                }
+                Some(evidence) = inputs.health.recv() => self.evidence(evidence),
+                Some(message) = inputs.messages.recv() => self.message(message),
+                Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
+                Some(answered) = inputs.answers.recv() => self.answered(&answered),
+                Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                () = tokio::time::sleep_until(due) => self.fire_timers(),
+                _ = tick.tick() => self.tick(),
+                () = &mut shutdown => break,
+            }
+            self.send_outgoing();
+            self.settle_certificates();
+        }
+        self.publish_status();
+        Ok(())
+    }
+
+    /// From the ring buffer to what the core wants done.
+    fn drain_ring(&mut self) {
+        let Some(events) = self.events.as_mut() else { return };
+        let (processes, noticed) = (&mut self.processes, &mut self.noticed);
+        let drained = events.drain(|event| noticed.extend(processes.event(event)));
+        if drained.undecodable > 0 {
+            self.metrics.lose("decode", "event", drained.undecodable as u64);
+        }
+        let mut noticed = std::mem::take(&mut self.noticed);
+        for one in noticed.drain(..) {
+            self.noticed(one);
+        }
+        // The buffer is kept, so that the next burst finds its room.
+        self.noticed = noticed;
+    }
+
+    fn lose_ring(&mut self) {
+        tracing::error!("the ring buffer cannot be polled any more; pidfds carry on");
+        self.events = None;
+        self.probes = None;
+        "the ring buffer cannot be polled".clone_into(&mut self.sensor_reason);
+    }
+
+    fn noticed(&mut self, noticed: Noticed) {
+        match noticed {
+            Noticed::Evidence(evidence) => self.evidence(evidence),
+            Noticed::Critical { worker: _, root: _, id } => self.watch_critical(id),
+            Noticed::LookAt { id, comm } => {
+                let Some(worker) = self.processes.get(id).map(|tracked| tracked.worker) else { return };
+                let cmdline = proc::cmdline(id.tgid).unwrap_or_default();
+                if let Some(noticed) = self.processes.seen(worker, id, &comm, &cmdline) {
+                    self.noticed(noticed);
+                }
+            }
+            Noticed::Rescan(_) => self.rescan = true,
+            Noticed::ListenerClosed { worker, root, port, exiting, at } => {
+                let evidence = Evidence { worker, root, kind: Kind::ListenerClosed { exiting }, at };
+                let messages = self.messages.clone();
+                tokio::task::spawn_blocking(move || {
+                    // Where it cannot be looked up, the process evidence has to do.
+                    if listeners::listening(Some(root.tgid), port).is_ok_and(|listening| !listening) {
+                        let _ = messages.send(Message::NoListenerLeft(evidence));
+                    }
+                });
+            }
+        }
+    }
+
+    /// Evidence goes to the core, and what it wants is carried out.
+    fn evidence(&mut self, evidence: Evidence) {
+        let Evidence { worker, root, kind, at } = &evidence;
+        if self.processes.root(*worker) != Some(*root) {
+            self.metrics.evidence.with_label_values(&["outdated"]).inc();
+            return;
+        }
+        self.metrics.evidence.with_label_values(&[kind.name()]).inc();
+        if let Some(slot) = self.workers.get_mut(worker.0 as usize) {
+            slot.evidence = Some((kind.name(), *at));
+        }
+        self.deaths.evidence(*worker, kind, *at);
+        let effects = self.core.evidence(&evidence, proc::monotonic_now());
+        self.carry_out(effects, *at);
+    }
+
+    /// A critical process is there: its pidfd is the cross-check, and the fallback.
+    fn watch_critical(&mut self, id: ProcessId) {
+        let Some(tracked) = self.processes.get(id) else { return };
+        tracing::info!(worker = %self.name(tracked.worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        match PidFd::open(id) {
+            Ok(pidfd) => {
+                let messages = self.messages.clone();
+                tokio::spawn(async move {
+                    let exit = pidfd.exited().await;
+                    let _ = messages.send(Message::Exited(id, exit));
+                });
+            }
+            Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
+            Err(error) => {
+                tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
+                self.metrics.lose("pidfd", "open", 1);
+            }
+        }
+        if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
+            self.evidence(evidence);
+        }
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Exited(id, exit) => {
+                let at = proc::monotonic_now();
+                if let Some(tracked) = self.processes.get(id)
+                    && !tracked.exit_seen
+                    && self.probes.is_some()
+                {
+                    self.metrics.deaths_seen_only_by_pidfd.inc();
+                }
+                if let Some(evidence) = self.processes.gone(id, exit, at) {
+                    self.evidence(evidence);
+                }
+                self.unwatch(id);
+                if self.processes.get(id).is_some_and(|tracked| tracked.id != tracked.root) {
+                    self.processes.remove(id);
+                }
+                self.rescan = true;
+            }
+            Message::Scanned(sightings) => self.scanned(sightings),
+            Message::NoListenerLeft(evidence) => self.evidence(evidence),
+            Message::Rechecked(worker, root, process, presence) => self.rechecked(worker, root, process, presence),
+            Message::Inherited(records) => self.inherit(records),
+            Message::Claimed(record) => self.claimed(record),
+            Message::Proven(worker, root, record) => self.proven(worker, root, record),
+        }
+    }
+
+    fn unwatch(&mut self, id: ProcessId) {
+        if let Some(probes) = self.probes.as_mut()
+            && let Err(error) = probes.unwatch(id.tgid, id.start_ticks)
+        {
+            tracing::debug!(%error, tgid = id.tgid, "cannot unwatch");
+        }
+    }
+
+    fn next_timer(&self) -> Instant {
+        let now = proc::monotonic_now();
+        let wait = self.timers.values().map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
+        Instant::now() + wait
+    }
+
+    fn fire_timers(&mut self) {
+        let now = proc::monotonic_now();
+        let due: Vec<_> = self.timers.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key).collect();
+        for (worker, timer) in due {
+            self.timers.remove(&(worker, timer));
+            let effects = self.core.fire(worker, timer, now);
+            self.carry_out(effects, now);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.ticks += 1;
+        // Belt and braces: a record that was committed without a wake-up.
+        self.drain_ring();
+        self.count_losses();
+        if !self.scanning {
+            self.start_scan();
+        }
+        self.publish_status();
+    }
+
+    fn leased(&mut self, lease: LeaseEvent) -> Result<(), RunError> {
+        if let LeaseEvent::Refused(why) = lease {
+            return Err(RunError::Refused(why));
+        }
+        if self.lease != lease {
+            tracing::info!(?lease, "node lease");
+        }
+        self.lease = lease;
+        Ok(())
+    }
+
+    fn name(&self, worker: WorkerId) -> &Name {
+        &self.config.workers[worker.0 as usize].name
+    }
+}
+
+/// Waits for the ring buffer; for ever if there is none. `false`: it cannot be polled.
+async fn ring_readable(events: Option<&Events>) -> bool {
+    match events {
+        Some(events) => events.readable().await.is_ok(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Where the workers' bucket is told to registrars: once it is open and the node's name is ours.
+type WorkersBucket = watch::Sender<Option<Bucket>>;

@@ -1,0 +1,227 @@
+//! What people and programs are told: status, events, metrics, certificates, the ready file.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use jiff::{SignedDuration, Timestamp};
+use lastgasp_protocol::{Certificate, Name};
+
+use crate::core::{Nanos, State, WorkerId};
+use crate::effects::deaths;
+use crate::effects::lease::LeaseEvent;
+use crate::effects::nats::Link;
+use crate::sensors::ebpf::ProbeState;
+use crate::sensors::health::HealthHandle;
+use crate::sensors::proc;
+use crate::status::{Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+
+use super::Supervisor;
+
+/// What is written once the sensors are attached and the first scan is over.
+pub(super) struct Ready {
+    pub(super) file: Option<PathBuf>,
+    pub(super) listen: SocketAddr,
+}
+
+impl Supervisor {
+    pub(super) fn publish_status(&mut self) {
+        self.hub.beat();
+        let link = *self.link.borrow();
+        self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        let status = self.status(link);
+        self.hub.publish(status);
+    }
+
+    fn status(&self, link: Link) -> NodeStatus {
+        let now = proc::monotonic_now();
+        let probes = self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default();
+        let routers = self.routers.borrow();
+        let mut routers: Vec<_> = routers.iter().map(|router| RouterStatus { router: router.to_string() }).collect();
+        routers.sort_by(|a, b| a.router.cmp(&b.router));
+        NodeStatus {
+            node: self.config.node.to_string(),
+            mode: self.config.mode.as_str().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            sensor: self.sensor().to_owned(),
+            sensor_reason: self.sensor_reason.clone(),
+            nats: link.as_str().to_owned(),
+            nats_url: self.config.nats.url.clone(),
+            lease: match &self.lease {
+                LeaseEvent::Held => "held".to_owned(),
+                LeaseEvent::Waiting(why) => format!("waiting: {why}"),
+                LeaseEvent::Refused(why) => format!("refused: {why}"),
+            },
+            started_at: self.started_at.to_string(),
+            ready: self.ready.is_none(),
+            workers: self.workers_status(now),
+            probes: probes
+                .iter()
+                .map(|(probe, state)| ProbeStatus {
+                    name: probe.as_str().to_owned(),
+                    on: matches!(state, ProbeState::On),
+                    reason: match state {
+                        ProbeState::On => String::new(),
+                        ProbeState::Off(reason) => reason.to_string(),
+                    },
+                })
+                .collect(),
+            losses: self.metrics.losses(),
+            routers,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn workers_status(&self, now: Nanos) -> Vec<WorkerStatus> {
+        let workers = self.config.workers.iter().zip(&self.workers).zip(0..);
+        workers
+            .map(|((config, slot), id)| {
+                let worker = WorkerId(id);
+                let root = self.processes.root(worker);
+                let mut processes: Vec<_> = self
+                    .processes
+                    .tree(worker)
+                    .into_iter()
+                    .map(|tracked| {
+                        let status = ProcessStatus {
+                            tgid: tracked.id.tgid,
+                            title: tracked.title.to_string(),
+                            critical: tracked.critical,
+                            alive: !tracked.exit_seen,
+                        };
+                        (tracked.id, status)
+                    })
+                    .collect();
+                let root_at = processes.iter().position(|(id, _)| Some(*id) == root);
+                let root_status = root_at.map(|at| processes.remove(at).1);
+                processes.retain(|(_, process)| process.critical);
+                WorkerStatus {
+                    worker: config.name.to_string(),
+                    engine: config.engine.clone(),
+                    state: self.core.state(worker).unwrap_or(State::Starting).as_str().to_owned(),
+                    since: slot.since.to_string(),
+                    reason: match root {
+                        None if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        _ => slot.reason.clone(),
+                    },
+                    incarnation: slot.incarnation.clone(),
+                    epoch: slot.epoch,
+                    revision: if slot.listed { slot.revision } else { 0 },
+                    endpoint: config.endpoint.clone(),
+                    models: config.models.clone(),
+                    root: root_status,
+                    processes: processes.into_iter().map(|(_, process)| process).collect(),
+                    health: slot.health.as_ref().map(HealthHandle::summary).unwrap_or_default(),
+                    last_evidence: slot.evidence.map(|(name, _)| name.to_owned()).unwrap_or_default(),
+                    last_evidence_at: slot.evidence.map(|(_, at)| wall(at, now).to_string()).unwrap_or_default(),
+                }
+            })
+            .collect()
+    }
+
+    fn sensor(&self) -> &'static str {
+        if self.probes.is_some() { "ebpf" } else { "pidfd" }
+    }
+
+    pub(super) fn tell_state(&self, worker: &Name, summary: String) {
+        self.tell("state", worker, summary, None);
+    }
+
+    pub(super) fn tell_notice(&self, worker: &Name, summary: String) {
+        self.tell("notice", worker, summary, None);
+    }
+
+    fn tell(&self, kind: &str, worker: &Name, summary: String, certificate_json: Option<String>) {
+        let at = Timestamp::now().to_string();
+        self.hub.event(Event {
+            at,
+            kind: kind.to_owned(),
+            worker: worker.to_string(),
+            summary,
+            certificate_json,
+        });
+    }
+
+    /// Takes out certificates that are complete, keeps them on the server and tells of them.
+    pub(super) fn settle_certificates(&mut self) {
+        if !self.deaths.is_settling() {
+            return;
+        }
+        let routers = self.routers.borrow().len();
+        for certificate in self.deaths.settled(routers, proc::monotonic_now()) {
+            let Certificate { certificate: id, worker, cause, streams, timeline, .. } = &certificate;
+            tracing::info!(
+                %worker, certificate = id, %cause, moved = streams.moved, failed = streams.failed,
+                moments = timeline.len(), "death certificate"
+            );
+            let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
+            let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+            self.tell("certificate", worker, summary, Some(json));
+            let context = self.context.borrow().clone();
+            if let Some(context) = context
+                && !certificate.observed_only
+            {
+                tokio::spawn(deaths::publish(context, certificate));
+            }
+        }
+    }
+
+    /// Events that the kernel could not hand over, by kind.
+    pub(super) fn count_losses(&mut self) {
+        let Some(probes) = self.probes.as_ref() else { return };
+        let Ok(dropped) = probes.dropped() else { return };
+        for (kind, total) in dropped {
+            let known = self.dropped.entry(kind.as_str()).or_default();
+            if total > *known {
+                tracing::error!(kind = kind.as_str(), lost = total - *known, "the ring buffer was full");
+                self.metrics.lose("ring", kind.as_str(), total - *known);
+                *known = total;
+                // What was lost may have been a fork or an exit.
+                self.rescan = true;
+            }
+        }
+    }
+
+    /// The first scan is over: ready, whatever NATS says.
+    pub(super) fn mark_ready(&mut self) {
+        let Some(Ready { file, listen }) = self.ready.take() else { return };
+        tracing::info!(sensor = self.sensor(), workers = self.workers.len(), %listen, "ready");
+        if let Some(file) = file {
+            let socket = self.config.status.socket.display().to_string();
+            let ready = serde_json::json!({
+                "pid": std::process::id(),
+                "metrics": listen.to_string(),
+                "socket": socket,
+                "sensor": self.sensor(),
+            });
+            if let Err(error) = write_atomically(&file, ready.to_string().as_bytes()) {
+                tracing::error!(%error, file = %file.display(), "ready file not written");
+            }
+        }
+        self.publish_status();
+    }
+
+    /// Sets the gauges that do not change while the daemon runs.
+    pub(super) fn describe_probes(&self) {
+        for (probe, state) in self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default() {
+            let on = matches!(state, ProbeState::On);
+            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(i64::from(on));
+            if let ProbeState::Off(reason) = state {
+                tracing::warn!(probe = probe.as_str(), %reason, "probe off");
+            }
+        }
+    }
+}
+
+fn wall(at: Nanos, now: Nanos) -> Timestamp {
+    let age = SignedDuration::try_from(now.since(at)).unwrap_or_default();
+    Timestamp::now().checked_sub(age).unwrap_or_default()
+}
+
+fn write_atomically(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    std::fs::File::create(&beside)?.write_all(bytes)?;
+    std::fs::rename(&beside, file)
+}

@@ -1,0 +1,231 @@
+//! Looking at `/proc`: for workers that have no process yet, and for processes of their trees
+//! that the kernel did not report (without eBPF, all of them).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::config::Find;
+use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
+use crate::processes::RoleOf;
+use crate::sensors::proc::find::find_root_except;
+use crate::sensors::proc::tree::{self, ProcessInfo};
+use crate::sensors::proc;
+
+use lastgasp_protocol::Incarnation;
+
+use super::{Message, Supervisor, TREE_TICKS};
+
+/// What one worker is looked at for.
+enum Look {
+    /// Its root process, which is none of these.
+    ForRoot(WorkerId, Find, HashSet<ProcessId>),
+    /// The tree below this root.
+    AtTree(WorkerId, ProcessId),
+}
+
+/// What was seen.
+pub(super) enum Sighting {
+    /// A root process.
+    Root(WorkerId, ProcessInfo),
+    /// The tree below a root, without the root.
+    Tree(WorkerId, ProcessId, Vec<ProcessInfo>),
+    /// Looking failed, in a way that the operator should know.
+    Failed(WorkerId, String),
+}
+
+/// What became of a process whose end was announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Gone, or a zombie.
+    Gone,
+    /// Still writing its core dump, or in the middle of its exit.
+    Ending,
+    /// Alive.
+    Alive,
+}
+
+impl Supervisor {
+    /// Looks, on a blocking thread, at whatever needs looking at now.
+    pub(super) fn start_scan(&mut self) {
+        let trees = self.probes.is_none() || self.rescan || self.ticks.is_multiple_of(TREE_TICKS);
+        self.rescan = false;
+        let looks: Vec<Look> = self
+            .config
+            .workers
+            .iter()
+            .zip(0..)
+            .filter_map(|(config, id)| {
+                let worker = WorkerId(id);
+                let root = self.processes.root(worker);
+                let alive = root.filter(|root| self.processes.get(*root).is_some_and(|tracked| !tracked.exit_seen));
+                match alive {
+                    Some(root) if trees => Some(Look::AtTree(worker, root)),
+                    Some(_) => None,
+                    None => Some(Look::ForRoot(worker, config.find.clone(), self.of_former_lives(worker))),
+                }
+            })
+            .collect();
+        if looks.is_empty() {
+            return;
+        }
+        self.scanning = true;
+        let messages = self.messages.clone();
+        tokio::task::spawn_blocking(move || {
+            let sightings = looks.into_iter().filter_map(look).collect();
+            let _ = messages.send(Message::Scanned(sightings));
+        });
+    }
+
+    /// Every process of the lives of this worker that are over: orphans carry its environment.
+    fn of_former_lives(&self, worker: WorkerId) -> HashSet<ProcessId> {
+        let mut former = self.workers[worker.0 as usize].former.clone();
+        former.extend(self.processes.tree(worker).into_iter().map(|tracked| tracked.id));
+        former
+    }
+
+    pub(super) fn scanned(&mut self, sightings: Vec<Sighting>) {
+        self.scanning = false;
+        let mut again = false;
+        for sighting in sightings {
+            match sighting {
+                Sighting::Root(worker, info) => again |= self.bind(worker, &info),
+                Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
+                Sighting::Failed(worker, error) => {
+                    let slot = &mut self.workers[worker.0 as usize];
+                    if slot.reason != error {
+                        tracing::warn!(worker = %self.config.workers[worker.0 as usize].name, %error, "cannot look for its process");
+                        slot.reason = error;
+                    }
+                }
+            }
+        }
+        if again || self.rescan {
+            // What was found may have children that were made before it was watched.
+            self.rescan = true;
+            self.start_scan();
+        }
+        if !self.scanning {
+            self.mark_ready();
+            let inherited = std::mem::take(&mut self.inherited);
+            if !inherited.is_empty() {
+                self.inherit(inherited);
+            }
+        }
+    }
+
+    /// A root was found: watch it, then look at its tree, then tell the core.
+    fn bind(&mut self, worker: WorkerId, info: &ProcessInfo) -> bool {
+        let root = info.id;
+        if self.processes.root(worker) == Some(root) {
+            return false;
+        }
+        let former = self.of_former_lives(worker);
+        let config = Arc::clone(&self.config);
+        let config = &config.workers[worker.0 as usize];
+        self.watch(worker, root);
+        if let (Ok(netns), Some(probes)) = (proc::netns_inum(root.tgid), self.probes.as_mut())
+            && let Err(error) = probes.watch_port(netns, config.port, worker.0)
+        {
+            tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
+        }
+        let profile = Arc::clone(&config.profile);
+        let role_of: RoleOf =
+            Arc::new(move |comm, cmdline| profile.role(comm, cmdline).map(|role| role.title));
+        let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
+        let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
+        let incarnation_text = incarnation.to_string();
+        let now = proc::monotonic_now();
+        let effects = self.core.found(worker, root, incarnation, now);
+        let slot = &mut self.workers[worker.0 as usize];
+        slot.incarnation = incarnation_text;
+        slot.reason.clear();
+        slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
+        // Dropped first: the health of the former life must not be told of this one.
+        slot.health = None;
+        self.carry_out(effects, now);
+        self.noticed(noticed);
+        self.start_health(worker, root, false);
+        self.prove_claim(worker);
+        true
+    }
+
+    fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessInfo]) -> bool {
+        if self.processes.root(worker) != Some(root) {
+            return false;
+        }
+        let mut new = false;
+        for info in tree {
+            if self.processes.get(info.id).is_none() {
+                self.watch(worker, info.id);
+                new = true;
+            }
+            if let Some(noticed) = self.processes.seen(worker, info.id, &info.comm, &info.cmdline) {
+                self.noticed(noticed);
+            }
+        }
+        new
+    }
+
+    fn watch(&mut self, worker: WorkerId, id: ProcessId) {
+        if let Some(probes) = self.probes.as_mut()
+            && let Err(error) = probes.watch(id.tgid, worker.0, id.start_ticks)
+        {
+            tracing::error!(%error, tgid = id.tgid, "the kernel does not watch this process; its pidfd does");
+            self.metrics.lose("watch", "map", 1);
+        }
+    }
+
+    /// Looks whether a process whose end was announced is there.
+    pub(super) fn recheck(&self, worker: WorkerId, root: ProcessId, process: Process) {
+        let messages = self.messages.clone();
+        let id = self.processes.tree(worker).into_iter().map(|tracked| tracked.id).find(|id| id.tgid == process.tgid);
+        tokio::task::spawn_blocking(move || {
+            let presence = id.map_or(Presence::Gone, presence);
+            let _ = messages.send(Message::Rechecked(worker, root, process, presence));
+        });
+    }
+
+    pub(super) fn rechecked(&mut self, worker: WorkerId, root: ProcessId, process: Process, presence: Presence) {
+        let at = proc::monotonic_now();
+        let kind = match presence {
+            Presence::Gone => Kind::ProcessGone { process, exit: Exit::Unknown },
+            Presence::Alive => {
+                tracing::warn!(worker = %self.name(worker), process = %process.title, "a fatal signal was delivered, and it lives");
+                Kind::StillAlive { process }
+            }
+            Presence::Ending => {
+                self.recheck_later(worker, at);
+                return;
+            }
+        };
+        self.evidence(Evidence { worker, root, kind, at });
+    }
+
+    /// Whether a worker's life has ended, as far as the core is concerned.
+    pub(super) fn is_over(&self, worker: WorkerId) -> bool {
+        matches!(self.core.state(worker), Some(State::Left | State::Lost))
+    }
+}
+
+fn look(look: Look) -> Option<Sighting> {
+    match look {
+        Look::ForRoot(worker, find, former) => match find_root_except(&find, &former) {
+            Ok(None) => None,
+            Ok(Some(id)) => {
+                tree::describe(id.tgid).filter(|info| info.id == id).map(|info| Sighting::Root(worker, info))
+            }
+            Err(error) => Some(Sighting::Failed(worker, error.to_string())),
+        },
+        Look::AtTree(worker, root) => Some(Sighting::Tree(worker, root, tree::descendants(root))),
+    }
+}
+
+fn presence(id: ProcessId) -> Presence {
+    if !proc::is_alive(id) {
+        Presence::Gone
+    } else if proc::is_ending(id.tgid) {
+        Presence::Ending
+    } else {
+        Presence::Alive
+    }
+}

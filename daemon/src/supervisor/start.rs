@@ -1,0 +1,275 @@
+//! Start-up, in the order that loses nothing: attach to the kernel, look at `/proc`, open pidfds,
+//! and only then write to NATS. And the end.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::config::{Config, EbpfMode};
+use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
+use crate::effects::deaths::Deaths;
+use crate::effects::discovery::Registrar;
+use crate::effects::lease::{self, LeaseEvent};
+use crate::effects::nats::{self, Buckets, NatsError};
+use crate::effects::signals::{self, Signals};
+use crate::metrics::Metrics;
+use crate::processes::Processes;
+use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
+use crate::sensors::health::{self, Life};
+use crate::sensors::proc;
+use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
+
+use super::report::Ready;
+use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
+
+/// How long the end may take.
+const SHUTDOWN: Duration = Duration::from_millis(500);
+
+/// What is chosen for one run, beside the configuration.
+#[derive(Debug, Clone, Default)]
+pub struct RunOptions {
+    /// Written, atomically, once the sensors are attached and the first scan is over.
+    pub ready_file: Option<PathBuf>,
+}
+
+/// Why the daemon ends, or cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// `ebpf.enabled = "required"`, and it cannot be had.
+    #[error("ebpf.enabled is \"required\", but {0}")]
+    Ebpf(#[from] EbpfError),
+    /// The connection cannot even be tried.
+    #[error(transparent)]
+    Nats(#[from] NatsError),
+    /// Another daemon holds this node's name.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The status socket or the metrics address cannot be had.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    /// A runtime, a thread, a signal handler or the ready file.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
+    move |source| RunError::Io { what, source }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// See [`RunError`]. NATS that is not there is no error: it is waited for.
+pub fn run(config: Config, options: &RunOptions) -> Result<(), RunError> {
+    // Loading needs capabilities, which are per thread: before there are others.
+    let ebpf = match config.ebpf {
+        EbpfMode::Off => Err("switched off".to_owned()),
+        EbpfMode::Auto => Probes::load(&LoadOptions::default()).map_err(|error| error.to_string()),
+        EbpfMode::Required => Ok(Probes::load(&LoadOptions::default())?),
+    };
+    if let Err(reason) = &ebpf {
+        tracing::warn!(reason, "no eBPF: deaths are seen by pidfd, later and without their cause");
+    }
+    let side = Side::start()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
+    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, side.handle.clone()));
+    runtime.shutdown_timeout(SHUTDOWN);
+    outcome
+}
+
+/// The second thread: health checks, status and metrics.
+struct Side {
+    handle: tokio::runtime::Handle,
+    /// Dropped, the thread ends and everything on it.
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Side {
+    fn start() -> Result<Self, RunError> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the side runtime"))?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        std::thread::Builder::new()
+            .name("lastgasp-side".to_owned())
+            .spawn(move || {
+                let _ = runtime.block_on(stopped);
+                runtime.shutdown_background();
+            })
+            .map_err(io("the side thread"))?;
+        Ok(Self { handle, _stop: stop })
+    }
+}
+
+async fn main(
+    config: Arc<Config>,
+    options: &RunOptions,
+    ebpf: Result<(Probes, Ring), String>,
+    side: tokio::runtime::Handle,
+) -> Result<(), RunError> {
+    let shutdown = shutdown_signal()?;
+    let metrics = Metrics::new();
+    let hub = StatusHub::new(NodeStatus { node: config.node.to_string(), ..NodeStatus::default() });
+    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone())?;
+    let listen = server.listen();
+    side.spawn(async move {
+        if let Err(error) = server.serve().await {
+            tracing::error!(%error, "status is not served any more");
+        }
+    });
+
+    let (client, link) = nats::connect(&config.nats, &config.node).await?;
+    let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
+    let (nodes_bucket, nodes_opened) = watch::channel(None);
+    let (context_tx, context) = watch::channel(None);
+    let (routers_tx, routers) = watch::channel(HashSet::new());
+    let (lease_tx, mut lease_events) = mpsc::unbounded_channel();
+    let (leases_tx, leases) = mpsc::unbounded_channel();
+    let (messages, message_inbox) = mpsc::unbounded_channel();
+    let (outcomes_tx, outcomes) = mpsc::unbounded_channel();
+    let (answers_tx, answers) = mpsc::unbounded_channel();
+    let (health_tx, health) = mpsc::unbounded_channel();
+
+    let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
+    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
+    {
+        let (client, replicas) = (client.clone(), config.replicas);
+        tokio::spawn(async move {
+            let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
+            context_tx.send_replace(Some(context));
+            nodes_bucket.send_replace(Some(nodes));
+            tokio::spawn(signals::follow_routers(routers, routers_tx));
+            // Records are touched once the node's name is ours, not before.
+            while let Some(event) = lease_events.recv().await {
+                if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
+                    workers_bucket.send_replace(Some(workers.clone()));
+                }
+                if leases_tx.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
+    let signals = Signals::new(client, routers.clone(), answers_tx)
+        .await
+        .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
+
+    let (probes, events, sensor_reason) = match ebpf {
+        Ok((probes, ring)) => match Events::new(ring) {
+            Ok(events) => (Some(probes), Some(events), String::new()),
+            Err(error) => (None, None, format!("the ring buffer cannot be polled: {error}")),
+        },
+        Err(reason) => (None, None, reason),
+    };
+    let workers = config
+        .workers
+        .iter()
+        .zip(0..)
+        .map(|(worker, id)| WorkerSlot {
+            registrar: Registrar::spawn(
+                WorkerId(id),
+                lastgasp_protocol::worker_key(&config.node, &worker.name),
+                workers_opened.clone(),
+                outcomes_tx.clone(),
+            ),
+            health: None,
+            claimed: None,
+            former: HashSet::new(),
+            revision: 0,
+            epoch: 0,
+            listed: false,
+            incarnation: String::new(),
+            evidence: None,
+            ending: None,
+            reason: String::new(),
+            since: jiff::Timestamp::now(),
+        })
+        .collect();
+    let supervisor = Supervisor {
+        boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
+        core: core(&config),
+        processes: Processes::default(),
+        probes,
+        events,
+        workers,
+        timers: HashMap::new(),
+        deaths: Deaths::new(config.node.clone()),
+        signals,
+        context,
+        bucket: workers_opened,
+        inherited: Vec::new(),
+        link,
+        lease: LeaseEvent::Waiting("not connected yet".to_owned()),
+        routers,
+        hub,
+        metrics,
+        side,
+        messages,
+        health_tx,
+        outgoing: Vec::new(),
+        noticed: Vec::with_capacity(64),
+        scanning: false,
+        rescan: false,
+        ticks: 0,
+        dropped: HashMap::new(),
+        started_at: jiff::Timestamp::now(),
+        sensor_reason,
+        ready: Some(Ready { file: options.ready_file.clone(), listen }),
+        config,
+    };
+    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    supervisor.describe_probes();
+    supervisor.run(inputs, shutdown).await
+}
+
+fn core(config: &Config) -> Core {
+    let policy = Policy {
+        hold_down: config.policy.hold_down,
+        recheck_after: config.policy.near_certain_recheck,
+        soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
+    };
+    let workers = config
+        .workers
+        .iter()
+        .map(|worker| WorkerPolicy {
+            drain_window: worker.drain_window,
+            hang_window: worker.health.hang_window,
+            on_not_serving: worker.on_not_serving,
+            registers_itself: worker.writer == lastgasp_protocol::Writer::Worker,
+            has_liveness: worker.health.has_liveness(),
+        })
+        .collect();
+    Core::new(policy, workers)
+}
+
+impl Supervisor {
+    /// Begins to ask a worker's health source about this life.
+    pub(super) fn start_health(&mut self, worker: WorkerId, root: ProcessId, served_before: bool) {
+        let config = &self.config.workers[worker.0 as usize];
+        let life = Life { worker, root, port: config.port, served_before };
+        let handle = health::spawn(&self.side, life, config.health.clone(), self.health_tx.clone());
+        self.workers[worker.0 as usize].health = Some(handle);
+    }
+}
+
+fn shutdown_signal() -> Result<impl Future<Output = ()>, RunError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).map_err(io("the SIGTERM handler"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(io("the SIGINT handler"))?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: ending; healthy workers stay listed"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: ending; healthy workers stay listed"),
+        }
+    })
+}

@@ -1,0 +1,207 @@
+//! `cargo xtask test`: every test there is, against real parts, with a summary at the end.
+//!
+//! What a test needs and a machine may lack (nats-server, the eBPF toolchain) is installed first.
+//! A step that cannot run here fails, or is listed as skipped with its reason; it never counts as
+//! passed.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{nats_server, tools};
+
+/// All tests, unprivileged and privileged.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask test                       everything, within 35 minutes on two cores
+  cargo xtask test --filter engine_core  only tests whose name contains this
+  cargo xtask test --long                more property-test cases and more kills
+
+Kernel tests and stories need root. Without it they are listed as skipped, and the exit status is 3.
+Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
+pub(crate) struct Arguments {
+    /// Only tests whose name contains this; the object and the demo are then left out.
+    #[arg(long, value_name = "NAME")]
+    filter: Option<String>,
+    /// Run for hours rather than minutes.
+    #[arg(long)]
+    long: bool,
+}
+
+/// What became of a step.
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped(&'static str),
+}
+
+struct Step {
+    name: &'static str,
+    verdict: Verdict,
+    passed: usize,
+    failed: usize,
+    took: Duration,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+    let steps = match run(arguments) {
+        Ok(steps) => steps,
+        Err(error) => {
+            eprintln!("cargo xtask test: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    summary(&steps)
+}
+
+fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
+    let nats = nats_server::ensure(&tools::target())?;
+    let root = tools::is_root();
+    let needs_root = (!root).then_some("needs root");
+    let whole = arguments.filter.is_none();
+    let filtered = (!whole).then_some("a filter was given");
+    let cases = if arguments.long { "20000" } else { "256" };
+    let mut steps = Vec::new();
+
+    let mut object = xtask();
+    object.args(["build-ebpf", "--check"]);
+    if root {
+        // A machine of its own, as in CI: what is missing may be installed.
+        object.arg("--install");
+    }
+    steps.push(step("eBPF object agrees with its source", &mut object, filtered));
+
+    let fresh = fresh_object();
+    let mut bins = cargo("build");
+    bins.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
+    steps.push(step("build", &mut bins, None));
+    if matches!(steps.last(), Some(Step { verdict: Verdict::Failed, .. })) {
+        return Ok(steps);
+    }
+
+    let mut test = |name, skip: Option<&'static str>, command: &mut Command| {
+        command.env(nats_server::ENVIRONMENT, &nats).env("PROPTEST_CASES", cases);
+        if let Some(object) = &fresh {
+            command.env("LASTGASP_EBPF_OBJECT", object);
+        }
+        if let Some(filter) = &arguments.filter {
+            command.arg("--").arg(filter);
+        }
+        steps.push(step(name, command, skip));
+    };
+    test("unit and property tests", None, cargo("test").args(["--no-fail-fast"]));
+    test("shared event types", None, cargo("test").args(["-p", "lastgasp-ebpf", "--lib"]));
+    test("mock engine", None, cargo("test").args(["-p", "lastgasp-tests", "--lib", "--bins", "--test", "mock"]));
+    test("kernel", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "kernel"]));
+    test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
+
+    let mut demo = xtask();
+    let result: PathBuf = tools::target().join("demo.json");
+    demo.args(["demo", "--json"]).arg(&result);
+    if arguments.long {
+        demo.args(["--kills", "200"]);
+    }
+    steps.push(step("demo", &mut demo, filtered));
+    Ok(steps)
+}
+
+/// The object that `build-ebpf --check` has built, if its bytes are others than the committed
+/// ones, as another toolchain makes them: the tests must pass with it too.
+fn fresh_object() -> Option<PathBuf> {
+    const OBJECT: &str = "lastgasp-probes.bpf.o";
+    let fresh = tools::target().join("ebpf").join(OBJECT);
+    let built = std::fs::read(&fresh).ok()?;
+    let committed = std::fs::read(tools::workspace().join("ebpf/prebuilt").join(OBJECT)).ok()?;
+    (built != committed).then_some(fresh)
+}
+
+fn cargo(subcommand: &str) -> Command {
+    let mut command = Command::new(tools::cargo());
+    command.current_dir(tools::workspace()).arg(subcommand);
+    command
+}
+
+fn xtask() -> Command {
+    let mut command = cargo("run");
+    command.args(["--quiet", "--package", "xtask", "--"]);
+    command
+}
+
+/// Runs a step, shows what it prints, and counts the tests in it.
+fn step(name: &'static str, command: &mut Command, skip: Option<&'static str>) -> Step {
+    if let Some(reason) = skip {
+        eprintln!("==> {name}: SKIPPED, {reason}");
+        return Step { name, verdict: Verdict::Skipped(reason), passed: 0, failed: 0, took: Duration::ZERO };
+    }
+    eprintln!("==> {name}\n    {}", tools::shown(command));
+    let begin = Instant::now();
+    let (mut passed, mut failed) = (0, 0);
+    let success = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
+        let output = child.stdout.take().map(BufReader::new);
+        for line in output.into_iter().flat_map(BufRead::lines) {
+            let line = line?;
+            if let Some((ok, not)) = counted(&line) {
+                passed += ok;
+                failed += not;
+            }
+            println!("{line}");
+        }
+        child.wait()
+    });
+    let verdict = match success {
+        Ok(status) if status.success() => Verdict::Passed,
+        Ok(_) => Verdict::Failed,
+        Err(error) => {
+            eprintln!("    {error}");
+            Verdict::Failed
+        }
+    };
+    Step { name, verdict, passed, failed, took: begin.elapsed() }
+}
+
+/// Passed and failed of a line like `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
+fn counted(line: &str) -> Option<(usize, usize)> {
+    let rest = line.strip_prefix("test result: ")?;
+    let count = |what: &str| {
+        let before = rest.split(what).next()?;
+        before.split_whitespace().next_back()?.parse().ok()
+    };
+    Some((count(" passed")?, count(" failed")?))
+}
+
+fn summary(steps: &[Step]) -> ExitCode {
+    println!("\n{:<38} {:<8} {:>7} {:>7} {:>9}", "step", "verdict", "passed", "failed", "took");
+    let (mut bad, mut skipped) = (false, false);
+    for Step { name, verdict, passed, failed, took } in steps {
+        let (word, why) = match verdict {
+            Verdict::Passed => ("passed", ""),
+            Verdict::Failed => ("FAILED", ""),
+            Verdict::Skipped(why) => ("SKIPPED", *why),
+        };
+        bad |= matches!(verdict, Verdict::Failed);
+        skipped |= matches!(verdict, Verdict::Skipped(why) if *why == "needs root");
+        let took = format!("{:.1} s", took.as_secs_f64());
+        println!("{name:<38} {word:<8} {passed:>7} {failed:>7} {took:>9}  {why}");
+    }
+    let (passed, failed) = steps.iter().fold((0, 0), |sum, step| (sum.0 + step.passed, sum.1 + step.failed));
+    println!("\n{passed} passed, {failed} failed");
+    match (bad, skipped) {
+        (true, _) => ExitCode::FAILURE,
+        (false, true) => ExitCode::from(3),
+        (false, false) => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn the_closing_line_of_cargo_test_is_read() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out";
+        assert_eq!(counted(line), Some((12, 3)));
+        assert_eq!(counted("test core::a ... ok"), None);
+    }
+}
