@@ -1,1 +1,5 @@
 //! Sensors report [`crate::core::Evidence`]. They never decide.
+
+pub mod pidfd;
+pub mod proc;
+mod sys;
