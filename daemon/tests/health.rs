@@ -227,11 +227,17 @@ async fn an_engine_without_health_serves_once_it_listens() {
 
 #[tokio::test]
 async fn a_wrong_address_is_a_complaint_about_the_configuration() {
-    for (grpc, http) in [(Some("not an address"), None), (None, Some("127.0.0.1:8000/health"))] {
+    for (grpc, http) in [
+        (Some("not an address"), None),
+        (Some("localhost:50051"), None),
+        (Some("https://localhost:50051"), None),
+        (None, Some("127.0.0.1:8000/health")),
+        (None, Some("https://127.0.0.1:8000/health")),
+    ] {
         let (grpc, http) = (grpc.map(str::to_owned), http.map(str::to_owned));
         let sensor = Sensor::of(HealthConfig { grpc, http, ..config() });
         let said = sensor.says("waits for a listener").await;
-        assert!(said.starts_with("configuration: health.") && said.contains("is not an address"), "{said}");
+        assert!(said.starts_with("configuration: health.") && said.contains("must be http://HOST:PORT"), "{said}");
     }
 }
 

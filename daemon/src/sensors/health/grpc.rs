@@ -52,12 +52,9 @@ struct Dial {
 
 /// Watches and asks until there turns out to be no health service.
 pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig) {
-    let dial = match Dial::new(context, address, config) {
-        Ok(dial) => dial,
-        Err(error) => {
-            context.complain(format!("configuration: health.grpc {address:?} is not an address: {error}"));
-            return;
-        }
+    let Some(dial) = Dial::new(context, address, config) else {
+        context.complain(format!("configuration: health.grpc {address:?} must be http://HOST:PORT"));
+        return;
     };
     let mut machine = Machine::grpc(address, &config.services, context.served_before());
     let (events, mut arriving) = mpsc::channel(EVENTS);
@@ -167,8 +164,11 @@ async fn knows(dial: Dial, events: mpsc::Sender<Event>) {
 }
 
 impl Dial {
-    fn new(context: &Context, address: &str, config: &HealthConfig) -> Result<Self, tonic::transport::Error> {
-        let endpoint = Endpoint::from_shared(address.to_owned())?
+    /// None if the address is not one of plain-text HTTP.
+    fn new(context: &Context, address: &str, config: &HealthConfig) -> Option<Self> {
+        let endpoint = Endpoint::from_shared(address.to_owned())
+            .ok()
+            .filter(|endpoint| endpoint.uri().scheme_str() == Some("http"))?
             .connect_timeout(config.check_timeout)
             .tcp_nodelay(true)
             // Without these tonic never notices that the other side is gone without a FIN. Servers
@@ -177,7 +177,7 @@ impl Dial {
             .keep_alive_timeout(config.check_timeout)
             .keep_alive_while_idle(true);
         let port = endpoint.uri().port_u16().unwrap_or(80);
-        Ok(Self { endpoint, timeout: config.check_timeout, root: context.root_tgid(), port })
+        Some(Self { endpoint, timeout: config.check_timeout, root: context.root_tgid(), port })
     }
 
     fn channel(&self) -> Channel {

@@ -13,12 +13,9 @@ const MAX_BODY: u64 = 64 * 1024;
 
 /// Asks for ever. Returns only if the address is none.
 pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig) {
-    let client = match Client::new(context, address, config.check_timeout) {
-        Ok(client) => client,
-        Err(error) => {
-            context.complain(format!("configuration: health.http {address:?} is not an address: {error}"));
-            return;
-        }
+    let Some(client) = Client::new(context, address, config.check_timeout) else {
+        context.complain(format!("configuration: health.http {address:?} must be http://HOST:PORT/PATH"));
+        return;
     };
     let mut machine = Machine::http(address, context.served_before());
     let mut tick = interval(config.check_interval);
@@ -44,9 +41,10 @@ struct Client {
 }
 
 impl Client {
-    fn new(context: &Context, address: &str, timeout: Duration) -> Result<Self, String> {
-        let url = reqwest::Url::parse(address).map_err(|error| error.to_string())?;
-        let port = url.port_or_known_default().ok_or("it has no port")?;
+    /// None if the address is not one of plain-text HTTP.
+    fn new(context: &Context, address: &str, timeout: Duration) -> Option<Self> {
+        let url = reqwest::Url::parse(address).ok().filter(|url| url.scheme() == "http" && url.has_host())?;
+        let port = url.port_or_known_default()?;
         let http = reqwest::Client::builder()
             .timeout(timeout)
             // The engine is on this node, whatever HTTP_PROXY says.
@@ -54,8 +52,8 @@ impl Client {
             // Health that lies elsewhere is not this engine's.
             .redirect(reqwest::redirect::Policy::none())
             .build()
-            .map_err(|error| error.to_string())?;
-        Ok(Self { http, url, root: context.root_tgid(), port })
+            .ok()?;
+        Some(Self { http, url, root: context.root_tgid(), port })
     }
 
     async fn get(&self) -> Outcome {

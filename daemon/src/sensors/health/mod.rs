@@ -118,18 +118,18 @@ impl Context {
                 () = self.asked.notified() => {}
                 _ = tick.tick() => {}
             }
-            let tree: Vec<u32> =
-                tree::descendants(root).into_iter().map(|process| process.id.tgid).chain([root.tgid]).collect();
-            let somebody = listeners::listening(Some(root.tgid), port).unwrap_or(false);
-            if !somebody {
+            if !listeners::listening(Some(root.tgid), port).unwrap_or(false) {
                 say("waits for a listener on");
-            } else if listeners::owns_listener(&tree, port).unwrap_or(true) {
+                continue;
+            }
+            let children = tree::descendants(root).into_iter().map(|process| process.id.tgid);
+            let tree: Vec<u32> = std::iter::once(root.tgid).chain(children).collect();
+            if listeners::owns_listener(&tree, port).unwrap_or(true) {
                 say("listens on");
                 self.report(Kind::Listening);
                 return;
-            } else {
-                say("another process listens on");
             }
+            say("another process listens on");
         }
     }
 
