@@ -1,3 +1,7 @@
 //! Sensors report [`crate::core::Evidence`]. They never decide.
 
 pub mod ebpf;
+pub mod health;
+pub mod pidfd;
+pub mod proc;
+mod sys;

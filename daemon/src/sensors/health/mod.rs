@@ -1,0 +1,208 @@
+//! What the engine says of itself: `grpc.health.v1`, else HTTP, else that it listens.
+//!
+//! One task for each life of a worker. It reports what changes, never what stays, with one
+//! exception: every probe that is not answered, because the core counts those.
+
+mod grpc;
+mod http;
+mod machine;
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use self::machine::Machine;
+use super::proc::{self, listeners, tree};
+use crate::config::HealthConfig;
+use crate::core::{Evidence, Kind, ProcessId, WorkerId};
+
+/// The life of a worker whose health is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// Its root process.
+    pub root: ProcessId,
+    /// Its serving port.
+    pub port: u16,
+    /// It is known to have been serving already: an earlier daemon listed it. Then it is not given
+    /// the patience of a starting engine, and one that hangs since before this daemon is noticed.
+    pub served_before: bool,
+}
+
+/// Begins to ask, on the given runtime. Evidence goes to `evidence`, until the handle is dropped.
+#[must_use = "dropping the handle ends the sensor"]
+pub fn spawn(
+    runtime: &Handle,
+    life: Life,
+    config: HealthConfig,
+    evidence: mpsc::UnboundedSender<Evidence>,
+) -> HealthHandle {
+    let asked = Arc::new(Notify::new());
+    let (summary, summaries) = watch::channel("starting".to_owned());
+    let context = Context { life, evidence, asked: Arc::clone(&asked), summary };
+    let task = runtime.spawn(async move { context.run(&config).await }).abort_handle();
+    HealthHandle { task, asked, summary: summaries }
+}
+
+/// The running sensor of one life. Dropping it ends the sensor.
+#[derive(Debug)]
+pub struct HealthHandle {
+    task: AbortHandle,
+    asked: Arc<Notify>,
+    summary: watch::Receiver<String>,
+}
+
+impl HealthHandle {
+    /// Asks the engine now, within the configured deadline, and reports also that it answered.
+    /// Requests that come before the question is put are one. Nothing is reported of an engine that
+    /// has not begun to serve, or that has no health service.
+    pub fn probe(&self) {
+        self.asked.notify_one();
+    }
+
+    /// The state of the sensor in a few words, for people: `watch serving`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.summary.borrow().clone()
+    }
+
+    /// The same, to be awaited.
+    #[must_use]
+    pub fn summaries(&self) -> watch::Receiver<String> {
+        self.summary.clone()
+    }
+}
+
+impl Drop for HealthHandle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What every source of health needs of the life that it speaks for.
+struct Context {
+    life: Life,
+    evidence: mpsc::UnboundedSender<Evidence>,
+    asked: Arc<Notify>,
+    summary: watch::Sender<String>,
+}
+
+impl Context {
+    async fn run(self, config: &HealthConfig) {
+        if let Some(address) = config.grpc.as_deref().filter(|_| !config.services.is_empty()) {
+            grpc::run(&self, address, config).await;
+        }
+        if let Some(address) = &config.http {
+            http::run(&self, address, config).await;
+        }
+        self.listening(config.check_interval).await;
+    }
+
+    /// An engine without a health service serves once it listens. A listener of somebody else's, such
+    /// as its predecessor's, does not count if that can be told.
+    async fn listening(&self, every: Duration) {
+        let Life { root, port, .. } = self.life;
+        let why = self.summary.borrow().clone();
+        let say = |what: &str| self.say(format!("{why}; {what} port {port}"));
+        let mut tick = interval(every);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.asked.notified() => {}
+                _ = tick.tick() => {}
+            }
+            if !listeners::listening(Some(root.tgid), port).unwrap_or(false) {
+                say("waits for a listener on");
+                continue;
+            }
+            let children = tree::descendants(root).into_iter().map(|process| process.id.tgid);
+            let tree: Vec<u32> = std::iter::once(root.tgid).chain(children).collect();
+            if listeners::owns_listener(&tree, port).unwrap_or(true) {
+                say("listens on");
+                self.report(Kind::Listening);
+                return;
+            }
+            say("another process listens on");
+        }
+    }
+
+    fn report(&self, kind: Kind) {
+        let Life { worker, root, .. } = self.life;
+        tracing::debug!(worker = worker.0, %root, kind = kind.name(), "health evidence");
+        // The receiver is the supervisor: if it is gone, so is the daemon.
+        let _ = self.evidence.send(Evidence { worker, root, kind, at: proc::monotonic_now() });
+    }
+
+    /// Shows the summary, and logs it once: one that stays is not repeated.
+    fn say(&self, summary: String) {
+        if let Some(summary) = self.show(summary) {
+            let Life { worker, root, .. } = self.life;
+            tracing::info!(worker = worker.0, %root, "health: {summary}");
+        }
+    }
+
+    /// The same for what a person has to put right in the configuration.
+    fn complain(&self, summary: String) {
+        if let Some(summary) = self.show(summary) {
+            let Life { worker, root, .. } = self.life;
+            tracing::warn!(worker = worker.0, %root, "health: {summary}");
+        }
+    }
+
+    fn show(&self, summary: String) -> Option<String> {
+        let changed = self.summary.send_if_modified(|shown| {
+            let changed = *shown != summary;
+            shown.clone_from(&summary);
+            changed
+        });
+        changed.then_some(summary)
+    }
+
+    fn tell(&self, machine: &Machine) {
+        if machine.is_misconfigured() {
+            self.complain(machine.to_string());
+        } else {
+            self.say(machine.to_string());
+        }
+    }
+
+    async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    const fn root_tgid(&self) -> u32 {
+        self.life.root.tgid
+    }
+
+    const fn served_before(&self) -> bool {
+        self.life.served_before
+    }
+}
+
+/// ECONNREFUSED, wherever in the chain of causes the HTTP stack has wrapped it.
+fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Whether anybody listens on the port that refused us, seen from the engine's network namespace.
+/// Where that cannot be seen it is taken to be so: a refusal alone is no verdict then.
+fn still_listening(root: u32, port: u16) -> bool {
+    match listeners::listening(Some(root), port) {
+        Ok(listening) => listening,
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
