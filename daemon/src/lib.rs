@@ -11,4 +11,5 @@
 
 pub mod config;
 pub mod core;
+pub mod engines;
 pub mod sensors;
