@@ -152,7 +152,7 @@ impl Processes {
         let tracked = self.by_tgid.get_mut(&id.tgid).filter(|tracked| tracked.id == id)?;
         tracked.exit_seen = true;
         let kind = Kind::ProcessGone { process: tracked.process(), exit };
-        tracked.critical.then(|| Evidence { worker: tracked.worker, root: tracked.root, kind, at })
+        tracked.critical.then_some(Evidence { worker: tracked.worker, root: tracked.root, kind, at })
     }
 
     /// The tracked process with this identity.

@@ -1,49 +1,239 @@
-//! Configuration.
+//! Configuration: a TOML file, environment variables over it, flags over those.
+//!
+//! [`schema::SCHEMA`] is the one table of all settings. Everything that is wrong is reported at
+//! once, each with its place, the setting, and what is allowed. Files that hold secrets are named
+//! here and read where they are used.
 
-use std::path::PathBuf;
+mod build;
+mod error;
+pub mod schema;
+mod settings;
+#[cfg(test)]
+mod tests;
+pub mod value;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::HealthRole;
+use lastgasp_protocol::{Name, Writer};
 
-/// How a worker's root process is found.
+pub use self::error::{ConfigError, Place, Problem};
+use crate::core::HealthRole;
+pub use crate::core::OnNotServing;
+use crate::engines::Profile;
+pub use crate::engines::Service;
+
+/// All that can be set.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Name of this node in discovery.
+    pub node: Name,
+    /// Whether anything is changed.
+    pub mode: Mode,
+    /// How NATS is reached.
+    pub nats: NatsConfig,
+    /// Whether the kernel is asked.
+    pub ebpf: EbpfMode,
+    /// Where the daemon answers questions.
+    pub status: StatusConfig,
+    /// How long the node's lease lasts without renewal.
+    pub lease_ttl: Duration,
+    /// Replicas of the buckets, if this daemon makes them.
+    pub replicas: usize,
+    /// Bounds on what the core does.
+    pub policy: PolicyConfig,
+    /// The workers of this node, in the order of the file. The place is the [`crate::core::WorkerId`].
+    pub workers: Vec<WorkerConfig>,
+}
+
+/// Whether anything is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Withdraw, signal, certify.
+    Enforce,
+    /// Decide, certify and count, but change nothing.
+    Observe,
+}
+
+impl Mode {
+    /// As in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Observe => "observe",
+        }
+    }
+}
+
+/// Whether the kernel is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EbpfMode {
+    /// Go on with pidfd where it refuses.
+    Auto,
+    /// Only pidfd.
+    Off,
+    /// End where it refuses.
+    Required,
+}
+
+/// How NATS is reached. At most one login is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NatsConfig {
+    /// One URL, or several separated by commas; without credentials.
+    pub url: String,
+    /// User name; then `password_file` is set too.
+    pub user: Option<String>,
+    /// File with the password.
+    pub password_file: Option<PathBuf>,
+    /// File with a token.
+    pub token_file: Option<PathBuf>,
+    /// Credentials file (JWT and seed).
+    pub creds_file: Option<PathBuf>,
+    /// File with an nkey seed.
+    pub nkey_seed_file: Option<PathBuf>,
+    /// PEM file with authorities.
+    pub tls_ca: Option<PathBuf>,
+    /// PEM file with the client certificate; then `tls_key` is set too.
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file with its key.
+    pub tls_key: Option<PathBuf>,
+    /// Refuse a server without TLS.
+    pub tls_required: bool,
+}
+
+/// Where the daemon answers questions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusConfig {
+    /// Unix socket of the gRPC service.
+    pub socket: PathBuf,
+    /// Address of `/metrics`, `/livez`, `/readyz`; port 0 takes any.
+    pub listen: SocketAddr,
+}
+
+/// Bounds on what the core does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PolicyConfig {
+    /// How long a lost worker that recovers stays unlisted.
+    pub hold_down: Duration,
+    /// When to look whether a process with a fatal signal is gone.
+    pub near_certain_recheck: Duration,
+    /// Most withdrawals a minute on anything but process evidence.
+    pub soft_withdrawals_per_minute: u32,
+}
+
+/// One worker.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Name in discovery, unique on this node.
+    pub name: Name,
+    /// Name of the engine profile.
+    pub engine: String,
+    /// The profile, with the critical titles that the configuration adds.
+    pub profile: Arc<Profile>,
+    /// How the root process is found.
+    pub find: Find,
+    /// Who writes the record.
+    pub writer: Writer,
+    /// Base URL for routers: `http://host:port`, without a path or a slash at the end.
+    pub endpoint: String,
+    /// Port of `endpoint`, the one that the worker serves on.
+    pub port: u16,
+    /// Models, as clients name them.
+    pub models: Vec<String>,
+    /// Anything that routers may select by.
+    pub labels: BTreeMap<String, String>,
+    /// How long streams go on when the worker leaves.
+    pub drain_window: Duration,
+    /// What NOT_SERVING of a liveness service means while the processes live.
+    pub on_not_serving: OnNotServing,
+    /// How its health is asked for.
+    pub health: HealthConfig,
+}
+
+/// How a root process is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Find {
-    /// By process id.
+    /// By pid.
     Pid(u32),
-    /// By a file that holds the process id.
+    /// By a file with the pid.
     PidFile(PathBuf),
-    /// By the TCP port that it listens on.
+    /// By the port it listens on.
     Port(u16),
-    /// By a part of its command line.
+    /// By a part of its command line, blanks between the arguments.
     Cmdline(String),
     /// By the value of `LASTGASP_WORKER` in its environment.
     Env(String),
 }
 
-/// One service of `grpc.health.v1`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Service {
-    /// Its name; empty means the whole server.
-    pub name: String,
-    /// What it speaks for.
-    pub role: HealthRole,
-}
-
-/// How a worker's health is asked.
+/// How a worker's health is asked for. At most one of `grpc` and `http` is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// Address of a server of `grpc.health.v1`.
+    /// `http://host:port` of the gRPC health service.
     pub grpc: Option<String>,
-    /// The services to watch there.
+    /// Services to watch there; the profile's unless configured.
     pub services: Vec<Service>,
-    /// An address that answers GET with 2xx or 503, where there is no gRPC health.
+    /// URL that answers 2xx while the worker serves.
     pub http: Option<String>,
-    /// Time between two questions.
+    /// Time between two checks.
     pub check_interval: Duration,
-    /// Time an answer may take.
+    /// Time that a check has.
     pub check_timeout: Duration,
-    /// How long no answer must have come before an engine hangs.
+    /// How long checks go unanswered before the worker counts as hung.
     pub hang_window: Duration,
-    /// Time between two HTTP/2 pings on an idle connection.
+    /// HTTP/2 keepalive, at least 10 s.
     pub keepalive: Duration,
+}
+
+impl HealthConfig {
+    /// Something is asked that speaks for liveness; HTTP always does.
+    #[must_use]
+    pub fn has_liveness(&self) -> bool {
+        let services = self.grpc.is_some() && self.services.iter().any(|service| service.role == HealthRole::Liveness);
+        services || self.http.is_some()
+    }
+}
+
+/// A setting taken from a flag: the flag, the setting's path, the value.
+pub type Override = (&'static str, &'static str, String);
+
+impl Config {
+    /// Reads the file, if one is named, this process's environment, and `flags`. What is odd but
+    /// not wrong comes back as warnings.
+    ///
+    /// # Errors
+    /// The file cannot be read, or anything at all is wrong; all of it is listed.
+    pub fn load(file: Option<&Path>, flags: &[Override]) -> Result<(Self, Vec<Problem>), ConfigError> {
+        // A variable that is not UTF-8 is none of ours: names and values of settings are text.
+        let variables =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let text = file.map(build::read).transpose()?;
+        Self::read(file.zip(text.as_deref()), variables, flags)
+    }
+
+    /// As [`Config::load`], from what is given.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn read(
+        document: Option<(&Path, &str)>,
+        variables: impl IntoIterator<Item = (String, String)>,
+        flags: &[Override],
+    ) -> Result<(Self, Vec<Problem>), ConfigError> {
+        let mut settings = settings::Settings::default();
+        if let Some((file, text)) = document {
+            settings.read_file(file, text);
+        }
+        settings.read_env(variables);
+        for (flag, path, text) in flags {
+            settings.read_flag(flag, path, text);
+        }
+        match build::config(&mut settings, build::host_name) {
+            Some(config) => Ok((config, settings.warnings)),
+            None => Err(ConfigError::Invalid(settings.problems)),
+        }
+    }
 }

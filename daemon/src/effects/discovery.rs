@@ -86,7 +86,8 @@ impl Registrar {
         outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
-        let task = Task { worker, key, bucket, wanted, outcomes, known: None, written: None, last_write: Instant::now() };
+        let task =
+            Task { worker, key, bucket, wanted, outcomes, known: None, written: None, last_write: Instant::now() };
         tokio::spawn(task.run());
         Self { desired }
     }

@@ -48,7 +48,9 @@ pub async fn keep(
         let written = match expect {
             Ok(expect) => match bucket.put(&key, value.clone(), expect, ttl).await {
                 Ok(revision) => Ok(revision),
-                Err(WriteError::Mismatch) => Err(Verdict::Wait("the lease is being taken by another daemon".to_owned())),
+                Err(WriteError::Mismatch) => {
+                    Err(Verdict::Wait("the lease is being taken by another daemon".to_owned()))
+                }
                 Err(error) => Err(Verdict::Wait(error.to_string())),
             },
             Err(verdict) => Err(verdict),

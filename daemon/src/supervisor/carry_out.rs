@@ -1,6 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
-use lastgasp_protocol::{Action, Cause, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState, Writer};
+use lastgasp_protocol::{
+    Action, Cause, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState, Writer,
+};
 
 use crate::config::Mode as RunMode;
 use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};

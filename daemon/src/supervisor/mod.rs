@@ -115,6 +115,7 @@ struct Supervisor {
     sensor_reason: String,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
+    warnings: Vec<String>,
 }
 
 /// What comes in from tasks that the supervisor started.

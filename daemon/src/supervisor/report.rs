@@ -37,7 +37,10 @@ impl Supervisor {
         let now = proc::monotonic_now();
         let probes = self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default();
         let routers = self.routers.borrow();
-        let mut routers: Vec<_> = routers.iter().map(|router| RouterStatus { router: router.to_string() }).collect();
+        let mut routers: Vec<_> = routers
+            .iter()
+            .map(|router| RouterStatus { router: router.to_string(), ..RouterStatus::default() })
+            .collect();
         routers.sort_by(|a, b| a.router.cmp(&b.router));
         NodeStatus {
             node: self.config.node.to_string(),
@@ -68,7 +71,7 @@ impl Supervisor {
                 .collect(),
             losses: self.metrics.losses(),
             routers,
-            warnings: Vec::new(),
+            warnings: self.warnings.clone(),
         }
     }
 
@@ -133,13 +136,7 @@ impl Supervisor {
 
     fn tell(&self, kind: &str, worker: &Name, summary: String, certificate_json: Option<String>) {
         let at = Timestamp::now().to_string();
-        self.hub.event(Event {
-            at,
-            kind: kind.to_owned(),
-            worker: worker.to_string(),
-            summary,
-            certificate_json,
-        });
+        self.hub.event(Event { at, kind: kind.to_owned(), worker: worker.to_string(), summary, certificate_json });
     }
 
     /// Takes out certificates that are complete, keeps them on the server and tells of them.

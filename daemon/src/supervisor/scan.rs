@@ -7,9 +7,9 @@ use std::sync::Arc;
 use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
 use crate::processes::RoleOf;
+use crate::sensors::proc;
 use crate::sensors::proc::find::find_root_except;
 use crate::sensors::proc::tree::{self, ProcessInfo};
-use crate::sensors::proc;
 
 use lastgasp_protocol::Incarnation;
 
@@ -38,7 +38,7 @@ pub(super) enum Sighting {
 pub(super) enum Presence {
     /// Gone, or a zombie.
     Gone,
-    /// Still writing its core dump, or in the middle of its exit.
+    /// Still writing its core dump.
     Ending,
     /// Alive.
     Alive,
@@ -129,8 +129,7 @@ impl Supervisor {
             tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
         }
         let profile = Arc::clone(&config.profile);
-        let role_of: RoleOf =
-            Arc::new(move |comm, cmdline| profile.role(comm, cmdline).map(|role| role.title));
+        let role_of: RoleOf = Arc::new(move |comm, cmdline| profile.role(comm, cmdline).map(|role| role.title));
         let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
         let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
         let incarnation_text = incarnation.to_string();
@@ -223,7 +222,7 @@ fn look(look: Look) -> Option<Sighting> {
 fn presence(id: ProcessId) -> Presence {
     if !proc::is_alive(id) {
         Presence::Gone
-    } else if proc::is_ending(id.tgid) {
+    } else if proc::is_dumping_core(id.tgid) {
         Presence::Ending
     } else {
         Presence::Alive

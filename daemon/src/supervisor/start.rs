@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode};
+use crate::config::{Config, EbpfMode, Problem};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::Registrar;
@@ -33,6 +33,8 @@ const SHUTDOWN: Duration = Duration::from_millis(500);
 pub struct RunOptions {
     /// Written, atomically, once the sensors are attached and the first scan is over.
     pub ready_file: Option<PathBuf>,
+    /// What is odd about the configuration.
+    pub warnings: Vec<Problem>,
 }
 
 /// Why the daemon ends, or cannot begin.
@@ -60,6 +62,17 @@ pub enum RunError {
     },
 }
 
+impl RunError {
+    /// See [`crate::cli::Exit`].
+    #[must_use]
+    pub const fn exit(&self) -> crate::cli::Exit {
+        match self {
+            Self::Refused(_) => crate::cli::Exit::Unavailable,
+            Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::Io { .. } => crate::cli::Exit::Failed,
+        }
+    }
+}
+
 fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
     move |source| RunError::Io { what, source }
 }
@@ -68,7 +81,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 ///
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
-pub fn run(config: Config, options: &RunOptions) -> Result<(), RunError> {
+pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     // Loading needs capabilities, which are per thread: before there are others.
     let ebpf = match config.ebpf {
         EbpfMode::Off => Err("switched off".to_owned()),
@@ -79,8 +92,7 @@ pub fn run(config: Config, options: &RunOptions) -> Result<(), RunError> {
         tracing::warn!(reason, "no eBPF: deaths are seen by pidfd, later and without their cause");
     }
     let side = Side::start()?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
@@ -112,7 +124,7 @@ impl Side {
 
 async fn main(
     config: Arc<Config>,
-    options: &RunOptions,
+    options: RunOptions,
     ebpf: Result<(Probes, Ring), String>,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
@@ -224,7 +236,8 @@ async fn main(
         dropped: HashMap::new(),
         started_at: jiff::Timestamp::now(),
         sensor_reason,
-        ready: Some(Ready { file: options.ready_file.clone(), listen }),
+        ready: Some(Ready { file: options.ready_file, listen }),
+        warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,
     };
     let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };

@@ -9,6 +9,7 @@ pub mod tree;
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::time::Duration;
 
 use procfs::process::{Process, Stat};
 
@@ -70,6 +71,23 @@ pub fn identify(tgid: u32) -> Option<ProcessId> {
 #[must_use]
 pub fn is_alive(process: ProcessId) -> bool {
     stat(process.tgid).is_some_and(|stat| id_of(process.tgid, &stat) == process && !is_dead(&stat))
+}
+
+/// How long this very process has been there; `None` if it is gone.
+#[must_use]
+pub fn age(process: ProcessId) -> Option<Duration> {
+    let stat = stat(process.tgid).filter(|stat| id_of(process.tgid, stat) == process)?;
+    // start_time is counted from boot, suspended time included (fs/proc/array.c, do_task_stat).
+    let started = Duration::from_millis(stat.starttime.saturating_mul(1000) / procfs::ticks_per_second());
+    let since_boot = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?;
+    Some(Duration::from(since_boot).saturating_sub(started))
+}
+
+/// The process is writing its core dump (proc(5), `CoreDumping` in `status`, Linux 4.15).
+#[must_use]
+pub fn is_dumping_core(tgid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("CoreDumping:").is_some_and(|rest| rest.trim() == "1"))
 }
 
 /// The leader's state letter: R, S, D, T, t, Z, X, I (proc(5), field 3 of `stat`).

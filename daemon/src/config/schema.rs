@@ -1,0 +1,244 @@
+//! Every setting, once: its path, what it may be, its default, and what it is for. Unknown keys,
+//! wrong types, names of environment variables and the reference all come from this table.
+
+use crate::config::value::Kind::{self, *};
+
+/// A setting.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Path in TOML; `[]` stands for the entries of a list: `worker[].health.grpc`.
+    pub path: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// Its default as it would stand in an environment variable, where there is a fixed one.
+    pub default: Option<&'static str>,
+    /// What it is for; where there is no fixed default, what happens without it.
+    pub help: &'static str,
+}
+
+/// Prefix of all environment variables.
+pub const ENV_PREFIX: &str = "LASTGASP_";
+
+/// Variables with our prefix that are no settings: the command line's, and what an engine's
+/// environment may declare for the daemon to find.
+pub const RESERVED: [&str; 8] = [
+    "LASTGASP_CONFIG",
+    "LASTGASP_LOG",
+    "LASTGASP_EBPF_OBJECT",
+    "LASTGASP_WORKER",
+    "LASTGASP_ENGINE",
+    "LASTGASP_ENDPOINT",
+    "LASTGASP_GRPC_HEALTH",
+    "LASTGASP_MODELS",
+];
+
+const MINUTE_MS: u64 = 60_000;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+
+const fn ms(min: u64, max: u64) -> Kind {
+    Number { min, max, unit: " ms" }
+}
+
+const fn count(min: u64, max: u64) -> Kind {
+    Number { min, max, unit: "" }
+}
+
+const fn fixed(path: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Setting {
+    Setting { path, kind, default: Some(default), help }
+}
+
+const fn open(path: &'static str, kind: Kind, help: &'static str) -> Setting {
+    Setting { path, kind, default: None, help }
+}
+
+/// All settings.
+pub static SCHEMA: &[Setting] = &[
+    open("node", Name, "Name of this node in discovery. Default: the host name."),
+    fixed(
+        "mode",
+        OneOf(&["enforce", "observe"]),
+        "enforce",
+        "`observe` decides, certifies and counts, but changes nothing.",
+    ),
+    fixed("nats.url", NatsUrls, "nats://127.0.0.1:4222", "One server or several, separated by commas."),
+    open("nats.user", Text, "User name; needs nats.password_file."),
+    open("nats.password_file", Path, "File with the password and nothing else."),
+    open("nats.token_file", Path, "File with a token and nothing else."),
+    open("nats.creds_file", Path, "Credentials file with a JWT and its seed, as `nsc` writes it."),
+    open("nats.nkey_seed_file", Path, "File with an nkey seed."),
+    fixed("nats.tls_required", Flag, "false", "Refuse a server without TLS."),
+    open("nats.tls_ca", Path, "PEM file with the authorities to trust. Default: the system's."),
+    open("nats.tls_cert", Path, "PEM file with the client certificate; needs nats.tls_key."),
+    open("nats.tls_key", Path, "PEM file with the client certificate's key."),
+    fixed("nats.replicas", count(1, 5), "1", "Replicas of the buckets, if this daemon is the one that makes them."),
+    fixed(
+        "ebpf.enabled",
+        OneOf(&["auto", "off", "required"]),
+        "auto",
+        "`auto` goes on with pidfd where the kernel refuses; `required` ends instead.",
+    ),
+    fixed(
+        "status.socket",
+        Path,
+        "/run/lastgasp/lastgasp.sock",
+        "Unix socket of `lastgasp status` and `lastgasp events`.",
+    ),
+    fixed("status.listen", Address, "127.0.0.1:9464", "Address of /metrics, /livez and /readyz; port 0 takes any."),
+    fixed(
+        "lease.ttl_s",
+        Number { min: 1, max: 3600, unit: " s" },
+        "6",
+        "How long routers trust this node's workers without a sign of the daemon.",
+    ),
+    fixed("policy.hold_down_ms", ms(0, HOUR_MS), "10000", "How long a lost worker that recovers stays unlisted."),
+    fixed(
+        "policy.near_certain_recheck_ms",
+        ms(100, HOUR_MS),
+        "5000",
+        "When to look whether a process with a fatal signal is gone.",
+    ),
+    fixed(
+        "policy.soft_withdrawals_per_minute",
+        count(0, 10_000),
+        "4",
+        "Most withdrawals a minute on anything but process evidence.",
+    ),
+    open("worker[].name", Name, "Name of the worker in discovery; needed, and once on this node."),
+    fixed(
+        "worker[].engine",
+        Engine,
+        "generic",
+        "What is known of the engine: its critical processes and health services.",
+    ),
+    open("worker[].find.pid", count(1, 4_194_304), "The root process by its pid."),
+    open("worker[].find.pid_file", Path, "The root process by a file with its pid."),
+    open("worker[].find.port", count(1, 65_535), "The root process by the port that it listens on."),
+    open("worker[].find.cmdline", Text, "The root process by a part of its command line, blanks between arguments."),
+    open(
+        "worker[].find.env",
+        Text,
+        "The root process by the value of LASTGASP_WORKER in its environment. Default: the worker's name.",
+    ),
+    fixed(
+        "worker[].writer",
+        OneOf(&["daemon", "worker"]),
+        "daemon",
+        "Who writes the record in discovery; the daemon adopts one that the worker writes.",
+    ),
+    open("worker[].endpoint", BaseUrl, "Where routers reach the worker; needed."),
+    fixed("worker[].models", Texts, "", "Models it serves, as clients name them."),
+    fixed("worker[].labels", TextMap, "", "Anything that routers may select by."),
+    open(
+        "worker[].drain_window_ms",
+        ms(0, 24 * HOUR_MS),
+        "How long streams go on when the worker leaves. Default: the engine's own grace where it is known, else 5000.",
+    ),
+    fixed(
+        "worker[].on_not_serving",
+        OneOf(&["drain", "lost", "unready"]),
+        "drain",
+        "What it means that a liveness service says NOT_SERVING while the processes live.",
+    ),
+    fixed("worker[].critical", Patterns, "", "Titles of processes that are critical, besides the engine profile's."),
+    open("worker[].health.grpc", Url, "Address of the gRPC health service."),
+    open("worker[].health.services[].name", Text, "gRPC health service; empty is the server as a whole."),
+    open("worker[].health.services[].role", OneOf(&["liveness", "readiness"]), "What its status speaks for."),
+    open("worker[].health.http", Url, "URL that answers 2xx while the worker serves, instead of gRPC."),
+    fixed("worker[].health.check_interval_ms", ms(50, HOUR_MS), "1000", "Time between two checks."),
+    fixed("worker[].health.check_timeout_ms", ms(10, HOUR_MS), "1000", "Time that a check has."),
+    fixed(
+        "worker[].health.hang_window_ms",
+        ms(100, 24 * HOUR_MS),
+        "10000",
+        "How long checks go unanswered before the worker counts as hung.",
+    ),
+    fixed(
+        "worker[].health.keepalive_ms",
+        ms(10_000, HOUR_MS),
+        "10000",
+        "HTTP/2 keepalive of the health connection; gRPC servers may cut one that pings faster than every 10 s.",
+    ),
+];
+
+impl Setting {
+    /// The setting at a path whose indexes are numbers, as `worker[0].name`.
+    pub(super) fn at(path: &str) -> Option<&'static Self> {
+        let path = without_indexes(path);
+        SCHEMA.iter().find(|setting| setting.path == path)
+    }
+
+    /// The environment variable, with `*` for an index: `LASTGASP_WORKER_*_HEALTH_GRPC`.
+    #[must_use]
+    pub fn env(&self) -> String {
+        format!("{ENV_PREFIX}{}", self.path.replace("[]", ".*").replace('.', "_").to_uppercase())
+    }
+}
+
+/// What may stand directly under a path without indexes (`""`, `nats`, `worker[]`): the next
+/// segments, lists with their `[]`.
+pub(super) fn children(parent: &str) -> Vec<&'static str> {
+    let mut children: Vec<&'static str> = SCHEMA
+        .iter()
+        .filter_map(|setting| match parent {
+            "" => Some(setting.path),
+            _ => setting.path.strip_prefix(parent)?.strip_prefix('.'),
+        })
+        .map(|rest| rest.split('.').next().unwrap_or(rest))
+        .collect();
+    children.dedup();
+    children
+}
+
+/// `worker[0].name` as it stands in the schema: `worker[].name`.
+pub(super) fn without_indexes(path: &str) -> String {
+    let mut inside = false;
+    path.chars()
+        .filter(|c| {
+            match c {
+                '[' => inside = true,
+                ']' => inside = false,
+                _ => return !inside,
+            }
+            true
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_of_its_kind() {
+        for setting in SCHEMA {
+            if let Some(default) = setting.default {
+                setting.kind.read_text(default).unwrap_or_else(|error| panic!("{}: {error}", setting.path));
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_settings_share_a_path_or_a_variable() {
+        for (i, setting) in SCHEMA.iter().enumerate() {
+            for other in &SCHEMA[..i] {
+                assert_ne!(setting.path, other.path);
+                assert_ne!(setting.env(), other.env());
+            }
+            assert!(!RESERVED.contains(&setting.env().as_str()), "{}", setting.path);
+            assert!(setting.help.ends_with('.'), "{}", setting.path);
+        }
+    }
+
+    #[test]
+    fn variables_are_the_path_in_capitals() {
+        assert_eq!(Setting::at("nats.url").unwrap().env(), "LASTGASP_NATS_URL");
+        assert_eq!(Setting::at("worker[7].health.grpc").unwrap().env(), "LASTGASP_WORKER_*_HEALTH_GRPC");
+    }
+
+    #[test]
+    fn children_are_what_may_stand_in_a_table() {
+        assert_eq!(children("worker[].find"), ["pid", "pid_file", "port", "cmdline", "env"]);
+        assert!(children("").contains(&"worker[]"));
+        assert_eq!(children("worker[].health.services[]"), ["name", "role"]);
+    }
+}

@@ -1,0 +1,371 @@
+//! What a person sees who made a mistake, word for word.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lastgasp_protocol::Writer;
+
+use super::*;
+use crate::core::HealthRole;
+
+fn read(text: &str, variables: &[(&str, &str)]) -> Result<(Config, Vec<Problem>), ConfigError> {
+    let variables = variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+    Config::read(Some((Path::new("gpu.toml"), text)), variables, &[])
+}
+
+#[track_caller]
+fn config(text: &str, variables: &[(&str, &str)]) -> Config {
+    read(text, variables).unwrap_or_else(|error| panic!("{error}")).0
+}
+
+/// What is printed, without the worker that every text ends with.
+#[track_caller]
+fn refused(text: &str) -> String {
+    refused_with(text, &[])
+}
+
+#[track_caller]
+fn refused_with(text: &str, variables: &[(&str, &str)]) -> String {
+    match read(text, variables) {
+        Ok(_) => panic!("accepted: {text}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+const WORKER: &str = r#"
+[[worker]]
+name = "vllm-0"
+engine = "vllm"
+endpoint = "http://127.0.0.1:8000"
+"#;
+
+#[test]
+fn a_worker_needs_only_a_name_and_an_endpoint() {
+    let config = config("node = 'gpu-a'\n[[worker]]\nname = 'w'\nendpoint = 'http://10.0.0.7:8000/'", &[]);
+    assert_eq!((config.node.as_str(), config.mode, config.ebpf), ("gpu-a", Mode::Enforce, EbpfMode::Auto));
+    assert_eq!(config.nats.url, "nats://127.0.0.1:4222");
+    assert_eq!(config.status.listen.to_string(), "127.0.0.1:9464");
+    assert_eq!((config.lease_ttl, config.replicas), (Duration::from_secs(6), 1));
+    let [worker] = &config.workers[..] else { panic!("{:?}", config.workers) };
+    assert_eq!(
+        (worker.endpoint.as_str(), worker.port, worker.engine.as_str()),
+        ("http://10.0.0.7:8000", 8000, "generic")
+    );
+    assert_eq!((&worker.find, worker.writer), (&Find::Env("w".into()), Writer::Daemon));
+    assert_eq!((worker.drain_window, worker.on_not_serving), (Duration::from_secs(5), OnNotServing::Drain));
+    assert_eq!(worker.health.services, [Service { name: String::new(), role: HealthRole::Liveness }]);
+    assert_eq!(worker.health.hang_window, Duration::from_secs(10));
+}
+
+#[test]
+fn everything_can_be_said() {
+    let config = config(
+        r#"
+node = "gpu-a/pod-7"
+mode = "observe"
+[nats]
+url = "nats://a:4222, tls://b:4222"
+user = "lastgasp"
+password_file = "/run/secrets/nats"
+replicas = 3
+[ebpf]
+enabled = "required"
+[status]
+socket = "/tmp/lg.sock"
+listen = "[::1]:0"
+[lease]
+ttl_s = 3
+[policy]
+hold_down_ms = 0
+soft_withdrawals_per_minute = 0
+[[worker]]
+name = "vllm-0"
+engine = "vllm"
+find = { port = 8000 }
+writer = "worker"
+endpoint = "http://[fd00::7]:8000"
+models = ["Qwen/Qwen3-0.6B"]
+labels = { zone = "a" }
+drain_window_ms = 30_000
+on_not_serving = "lost"
+critical = ["*::MyRole"]
+[worker.health]
+grpc = "http://127.0.0.1:50051"
+services = [{ name = "", role = "liveness" }, { name = "vllm.Inference", role = "readiness" }]
+check_interval_ms = 100
+check_timeout_ms = 100
+hang_window_ms = 1000
+[[worker]]
+name = "sglang-0"
+engine = "sglang"
+find.pid_file = "/run/sglang.pid"
+endpoint = "http://127.0.0.1:30000"
+health = { http = "http://127.0.0.1:30000/ready" }
+"#,
+        &[],
+    );
+    assert_eq!((config.mode, config.ebpf, config.replicas), (Mode::Observe, EbpfMode::Required, 3));
+    assert_eq!(config.nats.password_file.as_deref(), Some(Path::new("/run/secrets/nats")));
+    let [vllm, sglang] = &config.workers[..] else { panic!("{:?}", config.workers) };
+    assert_eq!((&vllm.find, vllm.writer, vllm.port), (&Find::Port(8000), Writer::Worker, 8000));
+    assert_eq!((vllm.labels["zone"].as_str(), vllm.models[0].as_str()), ("a", "Qwen/Qwen3-0.6B"));
+    assert!(vllm.profile.role("x::MyRole", "").is_some() && vllm.profile.role("VLLM::EngineCor", "").is_some());
+    assert_eq!(vllm.health.services[1], Service { name: "vllm.Inference".into(), role: HealthRole::Readiness });
+    assert_eq!(vllm.drain_window, Duration::from_secs(30));
+    assert_eq!(sglang.find, Find::PidFile("/run/sglang.pid".into()));
+    assert_eq!(sglang.health.http.as_deref(), Some("http://127.0.0.1:30000/ready"));
+}
+
+#[test]
+fn an_unknown_engine() {
+    assert_eq!(
+        refused("[[worker]]\nname = \"vllm-0\"\nengine = \"vlm\"\nendpoint = \"http://127.0.0.1:8000\"\n"),
+        r#"gpu.toml:3: worker[0].engine: "vlm" is not an engine profile; allowed: vllm, sglang, trtllm, generic (did you mean "vllm"?)"#
+    );
+}
+
+#[test]
+fn a_key_with_a_slip_of_the_finger() {
+    assert_eq!(
+        refused(&format!("[lease]\nttl_s = 6\n[status]\n\nlisten_on = \"127.0.0.1:1\"\nsokcet = \"/x\"{WORKER}")),
+        "gpu.toml:5: status.listen_on: is not a setting; known here: socket, listen (did you mean \"listen\"?)\n\
+         gpu.toml:6: status.sokcet: is not a setting; known here: socket, listen (did you mean \"socket\"?)"
+    );
+    assert_eq!(
+        refused(&format!("nat.url = \"nats://h:1\"{WORKER}")),
+        "gpu.toml:1: nat: is not a setting; known here: node, mode, nats, ebpf, status, lease, policy, worker (did you mean \"nats\"?)"
+    );
+}
+
+#[test]
+fn a_value_of_another_type() {
+    assert_eq!(
+        refused(&format!("[lease]\nttl_s = \"6s\"{WORKER}drain_window_ms = 2.5\nmodels = \"m\"\n")),
+        "gpu.toml:2: lease.ttl_s: the text \"6s\" does not fit; allowed: a whole number from 1 to 3600 s\n\
+         gpu.toml:7: worker[0].drain_window_ms: the fraction 2.5 does not fit; allowed: a whole number from 0 to 86400000 ms\n\
+         gpu.toml:8: worker[0].models: the text \"m\" does not fit; allowed: a list of texts"
+    );
+}
+
+#[test]
+fn a_number_out_of_range() {
+    assert_eq!(
+        refused(&format!("lease.ttl_s = 0{WORKER}find.port = 70000\nhealth.check_interval_ms = -1\n")),
+        "gpu.toml:1: lease.ttl_s: 0 is out of range; allowed: a whole number from 1 to 3600 s\n\
+         gpu.toml:6: worker[0].find.port: 70000 is out of range; allowed: a whole number from 1 to 65535\n\
+         gpu.toml:7: worker[0].health.check_interval_ms: -1 is out of range; allowed: a whole number from 50 to 3600000 ms"
+    );
+}
+
+#[test]
+fn a_worker_without_what_it_needs() {
+    assert_eq!(
+        refused("mode = \"observe\"\n\n[[worker]]\nengine = \"vllm\"\n"),
+        "gpu.toml:3: worker[0].name: is missing; set it to a name that is unique on this node, as \"vllm-0\"\n\
+         gpu.toml:3: worker[0].endpoint: is missing; set it to the URL for routers, as \"http://10.0.0.7:8000\""
+    );
+}
+
+#[test]
+fn two_workers_of_one_name() {
+    assert_eq!(
+        refused(&format!("{WORKER}{WORKER}")),
+        "gpu.toml:8: worker[1].name: \"vllm-0\" is the name of worker[0] too; give each worker its own"
+    );
+}
+
+#[test]
+fn endpoints_that_nobody_can_use() {
+    for (endpoint, wrong) in [
+        ("10.0.0.7:8000", "\"10.0.0.7:8000\" does not begin with http://"),
+        ("http://10.0.0.7", "\"http://10.0.0.7\" has no port"),
+        ("http://10.0.0.7:0", "\"http://10.0.0.7:0\" has port 0"),
+        ("http://10.0.0.7:8000/v1", "\"http://10.0.0.7:8000/v1\" has a path"),
+        ("http://me:secret@h:1", "\"http://me:secret@h:1\" holds credentials, which would be published"),
+        ("https://h:1", "\"https://h:1\" asks for TLS, which workers on this node are not asked for"),
+        ("http://h:1 ", "\"http://h:1 \" is not a URL"),
+        ("", "\"\" is not a URL"),
+    ] {
+        assert_eq!(
+            refused(&format!("[[worker]]\nname = \"w\"\nendpoint = \"{endpoint}\"\n")),
+            format!("gpu.toml:3: worker[0].endpoint: {wrong}; allowed: \"http://host:port\"")
+        );
+    }
+    assert_eq!(
+        refused("[[worker]]\nname = \"w\"\nendpoint = \"http://0.0.0.0:8000\"\n"),
+        "gpu.toml:3: worker[0].endpoint: 0.0.0.0 is where a server listens, not where routers reach it; name an address of this node"
+    );
+}
+
+#[test]
+fn two_ways_to_find_a_process() {
+    assert_eq!(
+        refused(&format!("{WORKER}find = {{ pid = 7, port = 8000 }}\n")),
+        "gpu.toml:6: worker[0].find.port: is one way too many beside find.pid; keep one"
+    );
+    assert_eq!(
+        refused(&format!("{WORKER}find.cmdline = \" \"\n")),
+        "gpu.toml:6: worker[0].find.cmdline: is empty and would fit any process; name the one that is meant"
+    );
+}
+
+#[test]
+fn health_that_contradicts_itself() {
+    assert_eq!(
+        refused(&format!("{WORKER}[worker.health]\ngrpc = \"http://h:1\"\nhttp = \"http://h:2/health\"\n")),
+        "gpu.toml:8: worker[0].health.http: is one health source too many beside health.grpc; keep one"
+    );
+    assert_eq!(
+        refused(&format!("{WORKER}[worker.health]\nservices = [{{ name = \"\", role = \"livenes\" }}]\n")),
+        "gpu.toml:7: worker[0].health.services[0].role: \"livenes\" is unknown; allowed: liveness, readiness (did you mean \"liveness\"?)\n\
+         gpu.toml:7: worker[0].health.services: names gRPC services, but health.grpc is not set; set it to their address"
+    );
+    assert_eq!(
+        refused(&format!("{WORKER}[worker.health]\ncheck_interval_ms = 9000\n")),
+        "gpu.toml:6: worker[0].health.hang_window_ms: 10000 ms leave no room for two checks with their timeouts; \
+         allowed: from 20000 ms (2 x (check_interval_ms + check_timeout_ms))"
+    );
+}
+
+#[test]
+fn a_pattern_that_would_make_a_compiler_critical() {
+    assert_eq!(
+        refused(&format!("{WORKER}critical = [\"*::EngineCore\", \"*\"]\n")),
+        "gpu.toml:6: worker[0].critical: \"*\" names fewer than 4 characters of a role; allowed: a list of titles, as \"*::EngineCore*\""
+    );
+}
+
+#[test]
+fn nats_logins() {
+    assert_eq!(
+        refused(&format!("[nats]\nurl = \"nats://me:secret@h:4222\"{WORKER}")),
+        "gpu.toml:2: nats.url: a URL holds credentials, which logs and status would show; use nats.user with nats.password_file, \
+         or nats.token_file; allowed: \"nats://host:port\", also tls, ws or wss, several separated by commas"
+    );
+    assert_eq!(
+        refused(&format!("[nats]\nuser = \"me\"\ntoken_file = \"/t\"{WORKER}")),
+        "gpu.toml:3: nats.token_file: is one login too many beside nats.user; keep one\n\
+         gpu.toml:2: nats.user: is set without nats.password_file; set both or neither"
+    );
+    assert_eq!(
+        refused(&format!("[nats]\nreplicas = 2{WORKER}")),
+        "gpu.toml:2: nats.replicas: 2 replicas cannot outvote anything; allowed: 1, 3, 5"
+    );
+}
+
+#[test]
+fn a_worker_that_is_no_list_and_a_table_that_is_none() {
+    assert_eq!(
+        refused("nats = \"nats://h:1\"\n[worker]\nname = \"w\"\n"),
+        "gpu.toml:1: nats: is a table; write [nats]\n\
+         gpu.toml:2: worker: is a list of tables; write [[worker]]"
+    );
+}
+
+#[test]
+fn what_is_not_toml() {
+    let error = refused("node = \"a\"\nmode = enforce\n");
+    assert!(error.starts_with("gpu.toml:2: is not TOML: "), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn a_node_that_is_no_name() {
+    assert_eq!(
+        refused(&format!("node = \"a\\u0007\"{WORKER}")),
+        "gpu.toml:1: node: \"a\\u{7}\" contains a control character; allowed: a name of at most 128 bytes"
+    );
+}
+
+#[test]
+fn a_socket_path_that_the_kernel_would_refuse() {
+    let path = format!("/run/{}.sock", "x".repeat(100));
+    assert_eq!(
+        refused(&format!("status.socket = \"{path}\"{WORKER}")),
+        "gpu.toml:1: status.socket: has 110 bytes, the kernel's socket addresses leave room for 99; name a shorter path"
+    );
+}
+
+#[test]
+fn the_environment_stands_over_the_file() {
+    let config = config(
+        &format!("mode = \"enforce\"{WORKER}"),
+        &[
+            ("LASTGASP_MODE", "observe"),
+            ("LASTGASP_NODE", "gpu-b"),
+            ("LASTGASP_WORKER_0_HEALTH_GRPC", "http://127.0.0.1:50051"),
+            ("LASTGASP_WORKER_0_HEALTH_SERVICES_0_NAME", "vllm.Inference"),
+            ("LASTGASP_WORKER_0_HEALTH_SERVICES_0_ROLE", "readiness"),
+            ("LASTGASP_WORKER_0_MODELS", "a, b"),
+            ("LASTGASP_WORKER_0_LABELS", "zone=a,rack=7"),
+            ("LASTGASP_WORKER_1_NAME", "vllm-1"),
+            ("LASTGASP_WORKER_1_ENDPOINT", "http://127.0.0.1:8001"),
+            ("LASTGASP_WORKER_1_FIND_PID", "4242"),
+        ],
+    );
+    assert_eq!((config.mode, config.node.as_str()), (Mode::Observe, "gpu-b"));
+    assert_eq!(config.workers[0].models, ["a", "b"]);
+    assert_eq!(config.workers[0].labels["rack"], "7");
+    assert_eq!(config.workers[0].health.services[0].role, HealthRole::Readiness);
+    assert_eq!((config.workers[1].name.as_str(), &config.workers[1].find), ("vllm-1", &Find::Pid(4242)));
+}
+
+#[test]
+fn a_wrong_variable_is_named() {
+    assert_eq!(
+        refused_with(WORKER, &[("LASTGASP_LEASE_TTL_S", "soon"), ("LASTGASP_NATS_TLS_REQUIRED", "yes")]),
+        "LASTGASP_LEASE_TTL_S: lease.ttl_s: \"soon\" is not a whole number; allowed: a whole number from 1 to 3600 s\n\
+         LASTGASP_NATS_TLS_REQUIRED: nats.tls_required: \"yes\" is neither true nor false; allowed: true, false"
+    );
+    assert_eq!(
+        refused_with(WORKER, &[("LASTGASP_WORKER_2_NAME", "w2")]),
+        "LASTGASP_WORKER_2_NAME: worker[1]: is missing, but worker[2] is there; count from 0 without gaps"
+    );
+}
+
+#[test]
+fn other_peoples_variables_are_only_mentioned() {
+    let variables = [
+        ("LASTGASP_SERVICE_HOST", "10.0.0.1"),
+        ("LASTGASP_NATS_ULR", "nats://h:1"),
+        ("LASTGASP_WORKER", "vllm-0"),
+        ("LASTGASP_LOG", "debug"),
+        ("PATH", "/bin"),
+    ];
+    let (_, warnings) = read(WORKER, &variables).unwrap();
+    let warnings: Vec<String> = warnings.iter().map(Problem::to_string).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("LASTGASP_SERVICE_HOST: is not a setting and has no effect"), "{warnings:?}");
+    assert_eq!(
+        warnings[1],
+        "LASTGASP_NATS_ULR: is not a setting and has no effect (did you mean \"LASTGASP_NATS_URL\"?)"
+    );
+}
+
+#[test]
+fn a_flag_stands_over_everything() {
+    let variables = [("LASTGASP_EBPF_ENABLED".to_owned(), "required".to_owned())];
+    let flags = [("--no-ebpf", "ebpf.enabled", "off".to_owned())];
+    let (config, _) = Config::read(Some((Path::new("gpu.toml"), WORKER)), variables.clone(), &flags).unwrap();
+    assert_eq!(config.ebpf, EbpfMode::Off);
+    let flags = [("--mode", "mode", "watch".to_owned())];
+    let error = Config::read(Some((Path::new("gpu.toml"), WORKER)), variables, &flags).unwrap_err().to_string();
+    assert_eq!(error, "--mode: mode: \"watch\" is unknown; allowed: enforce, observe");
+}
+
+#[test]
+fn no_worker_at_all_is_odd_but_not_wrong() {
+    let (config, warnings) = Config::read(None, [], &[("--node", "node", "gpu-a".to_owned())]).unwrap();
+    assert!(config.workers.is_empty());
+    assert_eq!(warnings[0].to_string(), "configuration: no [[worker]] is configured; there is nothing to watch");
+}
+
+#[test]
+fn a_missing_file_says_how_to_name_one() {
+    let error = Config::load(Some(Path::new("/nonexistent/gpu.toml")), &[]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "/nonexistent/gpu.toml: cannot be read: No such file or directory (os error 2); \
+         name an existing TOML file with --config or LASTGASP_CONFIG"
+    );
+}
