@@ -6,6 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod demo;
+mod nats_server;
+mod test;
 mod tools;
 
 use std::process::ExitCode;
@@ -17,10 +20,14 @@ use clap::Parser;
 #[command(bin_name = "cargo xtask")]
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
+    Demo(demo::Arguments),
+    Test(test::Arguments),
 }
 
 fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
+        Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Test(arguments) => test::main(&arguments),
     }
 }
