@@ -1,7 +1,7 @@
 //! What NATS says of the workers, from the first revision on.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use lastgasp_protocol::kv::{Bucket, Change, Value};
@@ -44,22 +44,8 @@ impl Discovery {
         let context = async_nats::jetstream::new(nats.client().await?);
         let bucket = Bucket::open(&context, WORKERS_BUCKET, 1).await;
         let bucket = bucket.map_err(|error| HarnessError::Nats(error.into()))?;
-        let mut changes = bucket.watch(">").await.map_err(HarnessError::Nats)?;
         let seen = Arc::new((Mutex::default(), Notify::new()));
-        let shared: Arc<(Mutex<Vec<Seen>>, Notify)> = Arc::clone(&seen);
-        let task = tokio::spawn(async move {
-            while let Some(change) = changes.next().await {
-                let Ok(Change::Entry(entry)) = change else { continue };
-                let record = match &entry.value {
-                    Value::Put(value) => Some(WorkerRecord::parse(&entry.key, value).expect("a record")),
-                    Value::Deleted | Value::Expired => None,
-                };
-                let worker = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
-                let seen = Seen { at: Instant::now(), worker, revision: entry.revision, record };
-                shared.0.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
-                shared.1.notify_waiters();
-            }
-        });
+        let task = tokio::spawn(follow(bucket, Arc::clone(&seen)));
         Ok(Self { context, seen, task })
     }
 
@@ -141,7 +127,7 @@ impl Discovery {
             let stream = loop {
                 match self.context.get_stream(DEATHS_STREAM).await {
                     Ok(stream) => break stream,
-                    Err(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
             };
             let config = pull::OrderedConfig {
@@ -163,6 +149,31 @@ impl Discovery {
         };
         let found = tokio::time::timeout(GIVE_UP, find).await;
         found.map_err(|_| HarnessError::GaveUp(format!("a death certificate of {worker}")))?
+    }
+}
+
+/// Watches for ever, through restarts of NATS; a revision counts once.
+async fn follow(bucket: Bucket, seen: Arc<(Mutex<Vec<Seen>>, Notify)>) {
+    let mut last = 0;
+    loop {
+        if let Ok(mut changes) = bucket.watch(">").await {
+            while let Some(Ok(change)) = changes.next().await {
+                let Change::Entry(entry) = change else { continue };
+                if entry.revision <= last {
+                    continue;
+                }
+                last = entry.revision;
+                let record = match &entry.value {
+                    Value::Put(value) => Some(WorkerRecord::parse(&entry.key, value).expect("a record")),
+                    Value::Deleted | Value::Expired => None,
+                };
+                let worker = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
+                let change = Seen { at: Instant::now(), worker, revision: entry.revision, record };
+                seen.0.lock().unwrap_or_else(PoisonError::into_inner).push(change);
+                seen.1.notify_waiters();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -73,3 +73,28 @@ impl Nats {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_stored_is_there_after_a_restart_on_the_same_port() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut nats = Nats::start(folder.path()).await.unwrap();
+        let url = nats.url();
+        let context = async_nats::jetstream::new(nats.client().await.unwrap());
+        let config = async_nats::jetstream::kv::Config { bucket: "kept".into(), ..Default::default() };
+        let bucket = context.create_key_value(config).await.unwrap();
+        bucket.put("key", "value".into()).await.unwrap();
+
+        nats.stop();
+        assert!(nats.client().await.is_err());
+        nats.resume().await.unwrap();
+
+        assert_eq!(nats.url(), url);
+        let context = async_nats::jetstream::new(nats.client().await.unwrap());
+        let bucket = context.get_key_value("kept").await.unwrap();
+        assert_eq!(bucket.get("key").await.unwrap().unwrap(), "value");
+    }
+}

@@ -40,7 +40,7 @@ Exit codes: 0 after SIGTERM, and (as measured) when the Python frontend loses it
 ///
 /// The next token is a function of all tokens before it, so a lost or repeated token shows.
 #[derive(Debug, Parser)]
-#[command(name = "mock-engine", after_help = EXAMPLES)]
+#[command(name = "mock-engine", after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct Args {
     /// Address to listen on, HTTP and gRPC.
     #[arg(long, default_value = "127.0.0.1")]

@@ -27,6 +27,7 @@ enum Event {
 /// Runs it; returns when an orphan's time is over.
 pub(crate) fn run(socket: &str, settings: &CoreSettings) -> io::Result<()> {
     let started = Instant::now();
+    give_up_rusts_handlers()?;
     let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(socket)?)?;
     let reader = BufReader::new(stream.try_clone()?);
     let (events, inbox) = mpsc::channel();
@@ -57,6 +58,17 @@ pub(crate) fn run(socket: &str, settings: &CoreSettings) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes SIGSEGV and SIGBUS deadly, as they are to a real engine. Rust's own handlers, which look
+/// for stack overflows, would swallow the first one that is sent from outside: they restore the
+/// default action and expect the fault to be repeated (`std/src/sys/pal/unix/stack_overflow.rs`).
+/// So they are made to do that now.
+fn give_up_rusts_handlers() -> io::Result<()> {
+    use nix::sys::signal::{Signal, raise};
+    raise(Signal::SIGSEGV)?;
+    raise(Signal::SIGBUS)?;
+    Ok(())
+}
+
 fn read(reader: BufReader<UnixStream>, events: &Sender<Event>) {
     for line in reader.lines().map_while(Result::ok) {
         let message = serde_json::from_str(&line).expect("the API server wrote it");
@@ -82,9 +94,12 @@ fn fill_memory(megabytes: usize) -> io::Result<Vec<u8>> {
     if megabytes == 0 {
         return Ok(Vec::new());
     }
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let (_, hard) = getrlimit(Resource::RLIMIT_CORE)?;
-    setrlimit(Resource::RLIMIT_CORE, hard, hard)?;
+    use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+    // Only root may raise the hard limit.
+    if setrlimit(Resource::RLIMIT_CORE, RLIM_INFINITY, RLIM_INFINITY).is_err() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_CORE)?;
+        setrlimit(Resource::RLIMIT_CORE, hard, hard)?;
+    }
     let mut memory = vec![0; megabytes << 20];
     for (index, page) in memory.chunks_mut(4096).enumerate() {
         page.fill((index % 255) as u8 + 1);

@@ -1,0 +1,24 @@
+//! The API server is killed, and the EngineCore lives on as an orphan that holds its memory
+//! (vllm#55510).
+
+use nix::sys::signal::Signal;
+
+use crate::scene::{Scene, was_moved};
+
+#[tokio::test]
+async fn the_worker_is_lost_though_its_engine_core_lives() {
+    let mut scene = Scene::new(&["--orphan-lifetime", "3600"]).await;
+    let asked = scene.ask_several().await;
+
+    scene.engine("alpha").signal_root(Signal::SIGKILL);
+
+    for asked in asked {
+        let moved = asked.worker == "alpha";
+        assert_eq!(was_moved(&asked.finish().await), moved);
+    }
+    scene.discovery.removed("alpha").await.unwrap();
+    let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
+    assert_eq!(certificate.cause.signal, Some(9), "{certificate:#?}");
+    assert!(scene.engine("alpha").core.is_alive(), "nobody asked for orphans to be reaped");
+    assert_eq!(scene.discovery.removals("alpha"), 1);
+}

@@ -1,0 +1,37 @@
+//! The EngineCore child is killed while its API server lives and answers 200.
+
+use lastgasp_protocol::CauseKind;
+use nix::sys::signal::Signal;
+
+use crate::scene::{Scene, was_moved};
+
+/// The frontend that says nothing for seconds; here it would say nothing for an hour.
+#[tokio::test]
+async fn and_the_frontend_would_never_notice() {
+    story(&["--frontend", "rust", "--rust-notice-ms", "3600000"]).await;
+}
+
+/// The frontend that soon ends every stream with an error event, `[DONE]` and exit code 0.
+#[tokio::test]
+async fn and_the_frontend_reports_it_like_a_success() {
+    story(&["--frontend", "python"]).await;
+}
+
+async fn story(arguments: &[&str]) {
+    let mut scene = Scene::new(arguments).await;
+    let asked = scene.ask_several().await;
+
+    scene.engine("alpha").signal_core(Signal::SIGKILL);
+
+    for asked in asked {
+        let moved = asked.worker == "alpha";
+        assert_eq!(was_moved(&asked.finish().await), moved);
+    }
+    scene.discovery.removed("alpha").await.unwrap();
+    let certificate = scene.discovery.certificate("alpha", |c| c.routers_done == 1).await.unwrap();
+    assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled, "{certificate:#?}");
+    assert_eq!(certificate.cause.signal, Some(9));
+    assert!(certificate.cause.process.as_ref().is_some_and(|name| name.contains("EngineCor")));
+    assert_eq!((certificate.streams.streams, certificate.streams.moved), (2, 2));
+    assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));
+}

@@ -1,0 +1,19 @@
+//! The main job, end to end: a real kernel, a real nats-server, real processes and sockets. An
+//! engine dies in the middle of an answer, and the client's transcript equals the uninterrupted
+//! one, token by token.
+//!
+//! They need root (for eBPF), a nats-server, and the binaries `lastgasp`, `lastgasp-router` and
+//! `mock-engine`; `cargo xtask test` sees to all of it.
+
+mod scene;
+
+mod api_server_killed_while_core_lives;
+mod daemon_stops;
+mod daemon_without_ebpf;
+mod engine_core_killed;
+mod nats_down_at_the_death;
+mod restart_with_late_evidence;
+mod segv_with_core_dump;
+mod sigterm_drains;
+mod unrelated_child_exits;
+mod whole_tree_killed;

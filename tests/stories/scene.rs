@@ -1,0 +1,150 @@
+//! Two engines, one daemon, one router, and the clients of them.
+
+use lastgasp_protocol::WorkerState;
+use lastgasp_tests::client::{LiveStream, Transcript};
+use lastgasp_tests::daemon::{Daemon, DaemonConfig};
+use lastgasp_tests::discovery::Discovery;
+use lastgasp_tests::engine::Engine;
+use lastgasp_tests::model::Endpoint;
+use lastgasp_tests::nats::Nats;
+use lastgasp_tests::reference::Reference;
+use lastgasp_tests::router::Router;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const NODE: &str = "node-a";
+
+/// How fast the engines are, tokens a second. An answer takes seconds, so that there is a middle.
+const RATE: [&str; 2] = ["--tokens-per-second", "100"];
+
+/// Everything that a story needs. The fields are dropped from first to last.
+pub(crate) struct Scene {
+    pub(crate) router: Router,
+    pub(crate) daemon: Daemon,
+    engines: Vec<Engine>,
+    pub(crate) discovery: Discovery,
+    pub(crate) nats: Nats,
+    pub(crate) folder: TempDir,
+}
+
+impl Scene {
+    /// Two engines started with `arguments`, listed and known to the router. The kernel hooks are
+    /// attached, or the story fails.
+    pub(crate) async fn new(arguments: &[&str]) -> Self {
+        Self::with_ebpf("required", arguments).await
+    }
+
+    pub(crate) async fn with_ebpf(ebpf: &'static str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let nats = Nats::start(path).await.unwrap();
+        let discovery = Discovery::watch(&nats).await.unwrap();
+        let arguments = [&RATE, arguments].concat();
+        let mut engines = Vec::new();
+        let mut config = DaemonConfig::new(NODE, &nats.url(), ebpf, path);
+        for name in ["alpha", "beta"] {
+            let engine = Engine::start(name, &arguments, path).await.unwrap();
+            config = config.with(&engine);
+            engines.push(engine);
+        }
+        let daemon = Daemon::start(&config, path).await.unwrap();
+        for engine in &engines {
+            discovery.listed(engine.process.name(), WorkerState::Serving).await.unwrap();
+        }
+        let router = Router::start("router-1", &nats.url(), 3, path).await.unwrap();
+        Self { router, daemon, engines, discovery, nats, folder }
+    }
+
+    /// The engine of this name.
+    pub(crate) fn engine(&mut self, name: &str) -> &mut Engine {
+        self.engines.iter_mut().find(|engine| engine.process.name() == name).expect("alpha or beta")
+    }
+
+    /// Starts the engine of this name again, at the addresses that it had.
+    pub(crate) async fn restart(&mut self, name: &str, arguments: &[&str]) {
+        let old = self.engine(name);
+        let http = old.ready.http.port().to_string();
+        let grpc = old.ready.grpc.expect("the harness asks for it").port().to_string();
+        let addresses = ["--port", &http, "--grpc-port", &grpc];
+        let arguments = [&RATE, &addresses[..], arguments].concat();
+        let new = Engine::start(name, &arguments, self.folder.path()).await.unwrap();
+        *self.engine(name) = new;
+    }
+
+    /// Asks for an answer and reads its first tokens.
+    pub(crate) async fn ask(&self, question: &Question) -> Asked {
+        let mut stream = self.router.stream(question.endpoint, &question.body).await.unwrap();
+        assert_eq!(stream.transcript.status, 200);
+        stream.tokens(10).await.unwrap();
+        let worker = stream.transcript.worker.clone().expect("the router says which worker it chose");
+        let worker = worker.strip_prefix(&format!("{NODE}/")).expect("<node>/<worker>").to_owned();
+        let dialect = self.engines[0].dialect();
+        let reference = Reference::of(question.endpoint, &question.body, &dialect).unwrap();
+        Asked { worker, stream, reference }
+    }
+
+    /// Asks for two chats and two completions; least in flight spreads them over both workers.
+    pub(crate) async fn ask_several(&self) -> Vec<Asked> {
+        let mut asked = Vec::new();
+        for question in
+            [Question::chat("one"), Question::completion("two"), Question::chat("three"), Question::completion("four")]
+        {
+            asked.push(self.ask(&question).await);
+        }
+        let on = |worker: &str| asked.iter().filter(|asked| asked.worker == worker).count();
+        assert_eq!((on("alpha"), on("beta")), (2, 2), "least in flight");
+        asked
+    }
+}
+
+/// A request for an answer of 400 tokens.
+pub(crate) struct Question {
+    endpoint: Endpoint,
+    body: Value,
+}
+
+impl Question {
+    pub(crate) fn chat(content: &str) -> Self {
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": content}]});
+        Self { endpoint: Endpoint::Chat, body: with_length(body) }
+    }
+
+    pub(crate) fn completion(prompt: &str) -> Self {
+        Self { endpoint: Endpoint::Completions, body: with_length(json!({"model": "tiny", "prompt": prompt})) }
+    }
+}
+
+fn with_length(mut body: Value) -> Value {
+    body["max_tokens"] = json!(400);
+    body["temperature"] = json!(0);
+    body["ignore_eos"] = json!(true);
+    body["return_token_ids"] = json!(true);
+    body
+}
+
+/// An answer that is coming.
+pub(crate) struct Asked {
+    /// The worker that began it.
+    pub(crate) worker: String,
+    stream: LiveStream,
+    reference: Reference,
+}
+
+impl Asked {
+    /// Reads more of it.
+    pub(crate) async fn tokens(&mut self, count: usize) {
+        self.stream.tokens(count).await.unwrap();
+    }
+
+    /// Reads it to its end and holds it against the uninterrupted answer.
+    pub(crate) async fn finish(self) -> Transcript {
+        let transcript = self.stream.finish().await.unwrap();
+        self.reference.assert_equals(&transcript);
+        transcript
+    }
+}
+
+/// Whether a stream was moved, as its comments say.
+pub(crate) fn was_moved(transcript: &Transcript) -> bool {
+    transcript.comments.iter().any(|comment| comment.starts_with("lastgasp moved"))
+}

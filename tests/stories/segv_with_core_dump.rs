@@ -1,0 +1,40 @@
+//! The EngineCore crashes and the kernel writes a core file of hundreds of megabytes. Until that is
+//! done the process has not exited: its sockets are open, and its pidfd is silent.
+
+use lastgasp_protocol::CauseKind;
+use nix::sys::signal::Signal;
+
+use crate::scene::{Scene, was_moved};
+
+const CORE_MB: u64 = 600;
+
+#[tokio::test]
+async fn it_is_withdrawn_while_its_core_is_still_being_written() {
+    let mut scene = Scene::new(&["--core-mb", &CORE_MB.to_string()]).await;
+    let asked = scene.ask_several().await;
+    let core = scene.engine("alpha").core;
+
+    scene.engine("alpha").signal_core(Signal::SIGSEGV);
+
+    scene.discovery.removed("alpha").await.unwrap();
+    assert!(core.is_alive(), "withdrawn only after the dump was over");
+    for asked in asked {
+        let moved = asked.worker == "alpha";
+        assert_eq!(was_moved(&asked.finish().await), moved);
+    }
+    let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
+    assert_eq!(certificate.cause.kind, CauseKind::ProcessCrashed, "{certificate:#?}");
+    assert_eq!(certificate.cause.signal, Some(Signal::SIGSEGV as i32));
+    assert_eq!(scene.discovery.removals("alpha"), 1);
+
+    // That there was a dump at all.
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.trim() == "core" {
+        scene.engine("alpha").process.exited().await.unwrap();
+        let dumped = std::fs::read_dir(scene.folder.path()).unwrap().flatten().any(|entry| {
+            entry.file_name().to_string_lossy().starts_with("core")
+                && entry.metadata().is_ok_and(|metadata| metadata.len() > CORE_MB << 20)
+        });
+        assert!(dumped, "no core file");
+    }
+}
