@@ -9,11 +9,12 @@ use core::mem::{offset_of, size_of};
 /// kernel/time/time.c).
 pub const NANOS_PER_TICK: u64 = 10_000_000;
 
-/// Processes that can be watched at the same time; a power of two.
+/// Processes that can be watched at the same time; a power of two, and small
+/// enough to stay in the cache, as every exit and fork of the node looks here.
 ///
 /// A node has tens of workers with tens of processes each. A fork beyond this
 /// is reported with `NOT_WATCHED`.
-pub const WATCHED_MAX: u32 = 16_384;
+pub const WATCHED_MAX: u32 = 4096;
 
 /// Bytes of the ring buffer: about 3,000 events. Deaths are rare and everything
 /// else is filtered in the kernel, so a full ring is a fault, and it is counted.

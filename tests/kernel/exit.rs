@@ -10,7 +10,7 @@ use crate::harness::{Kernel, SLOT, Victim, until};
 
 fn threads_exit_together(kernel: &mut Kernel) {
     let cpus = std::thread::available_parallelism().map_or(2, usize::from);
-    for _ in 0..10 {
+    for _ in 0..50 {
         let mut victim = Victim::start(&["threads-exit", &(10 * cpus).to_string()]);
         kernel.watch(&victim);
         victim.go();
