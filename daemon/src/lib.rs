@@ -9,7 +9,11 @@
 //! and never let NATS or a health channel that fails be taken for an engine that fails.
 #![deny(unsafe_code)]
 
+pub mod cli;
 pub mod config;
 pub mod core;
 pub mod engines;
+pub mod metrics;
 pub mod sensors;
+pub mod status;
+pub mod supervisor;

@@ -1,2 +1,5 @@
-//! Under construction.
-fn main() {}
+//! The `lastgasp` binary. Everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    lastgasp::cli::main(std::env::args_os()).into()
+}

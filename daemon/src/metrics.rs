@@ -1,0 +1,199 @@
+//! Prometheus metrics. Labels are the closed names that logs, JSON and certificates use too.
+
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use crate::status::LossStatus;
+
+/// Every state of a worker, as in `lastgasp_worker_state`.
+pub const WORKER_STATES: [&str; 6] = ["starting", "serving", "unready", "draining", "left", "lost"];
+
+/// From what the kernel needs at best to what a lost NATS costs, in seconds.
+const LATENCY: [f64; 16] =
+    [50e-6, 100e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 2e-3, 3e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.5, 2.0, 10.0];
+
+/// All metrics of the daemon. Cloning is cheap and counts into the same.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// Pieces of evidence, by `kind`.
+    pub evidence: IntCounterVec,
+    /// Information lost on its way, by `hop` and `kind`.
+    pub losses: IntCounterVec,
+    /// Workers found lost or left, by `cause`.
+    pub deaths: IntCounterVec,
+    /// Withdrawals from discovery, by `cause` and `outcome`.
+    pub withdrawals: IntCounterVec,
+    /// Migration signals, by `action`.
+    pub signals: IntCounterVec,
+    /// Answers of routers, by `phase`.
+    pub router_answers: IntCounterVec,
+    /// Things said to people, by `kind`.
+    pub notices: IntCounterVec,
+    /// 1 for the state that a worker is in, 0 for the others, by `worker` and `state`.
+    pub worker_state: IntGaugeVec,
+    /// From the first evidence of a death to the acknowledged withdrawal, in seconds.
+    pub evidence_to_withdrawn: Histogram,
+    /// From the first evidence of a death to the published signal, in seconds.
+    pub evidence_to_signalled: Histogram,
+    /// Deaths that the pidfd reported and the kernel programs did not, although they were on.
+    pub deaths_seen_only_by_pidfd: IntCounter,
+    /// 1 for a kernel program that is attached, by `probe`.
+    pub ebpf_probe_on: IntGaugeVec,
+    /// 1 while NATS is connected.
+    pub nats_connected: IntGauge,
+}
+
+impl Metrics {
+    /// All at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let metrics = Self {
+            evidence: counters(&registry, "evidence_total", "Pieces of evidence.", &["kind"]),
+            losses: counters(&registry, "losses_total", "Information lost on its way.", &["hop", "kind"]),
+            deaths: counters(&registry, "deaths_total", "Workers found lost or left.", &["cause"]),
+            withdrawals: counters(&registry, "withdrawals_total", "Withdrawals from discovery.", &["cause", "outcome"]),
+            signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
+            router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
+            notices: counters(&registry, "notices_total", "Things said to people.", &["kind"]),
+            worker_state: gauges(&registry, "worker_state", "1 for the state a worker is in.", &["worker", "state"]),
+            evidence_to_withdrawn: latency(
+                &registry,
+                "evidence_to_withdrawn_seconds",
+                "From the first evidence of a death to the acknowledged withdrawal.",
+            ),
+            evidence_to_signalled: latency(
+                &registry,
+                "evidence_to_signalled_seconds",
+                "From the first evidence of a death to the published signal.",
+            ),
+            deaths_seen_only_by_pidfd: registered(
+                &registry,
+                IntCounter::with_opts(options(
+                    "deaths_seen_only_by_pidfd_total",
+                    "Deaths that the kernel programs missed.",
+                )),
+            ),
+            ebpf_probe_on: gauges(&registry, "ebpf_probe_on", "1 for a kernel program that is attached.", &["probe"]),
+            nats_connected: registered(
+                &registry,
+                IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
+            ),
+            registry,
+        };
+        let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        metrics
+    }
+
+    /// Everything in the text format of Prometheus, version 0.0.4.
+    #[must_use]
+    pub fn text(&self) -> String {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).expect("every metric has a name and a value")
+    }
+
+    /// Puts a worker into one of [`WORKER_STATES`] and out of the others.
+    pub fn set_worker_state(&self, worker: &str, state: &str) {
+        for name in WORKER_STATES {
+            self.worker_state.with_label_values(&[worker, name]).set(i64::from(name == state));
+        }
+    }
+
+    /// Counts information that was lost at `hop`.
+    pub fn lose(&self, hop: &str, kind: &str, count: u64) {
+        self.losses.with_label_values(&[hop, kind]).inc_by(count);
+    }
+
+    /// All that was lost so far, for the status.
+    #[must_use]
+    pub fn losses(&self) -> Vec<LossStatus> {
+        use prometheus::core::Collector;
+        let label = |metric: &prometheus::proto::Metric, name: &str| {
+            let pair = metric.get_label().iter().find(|pair| pair.name() == name);
+            pair.map(|pair| pair.value().to_owned()).unwrap_or_default()
+        };
+        let mut losses: Vec<LossStatus> = self
+            .losses
+            .collect()
+            .iter()
+            .flat_map(|family| family.get_metric())
+            .map(|metric| LossStatus {
+                hop: label(metric, "hop"),
+                kind: label(metric, "kind"),
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of events")]
+                count: metric.get_counter().get_value() as u64,
+            })
+            .filter(|loss| loss.count > 0)
+            .collect();
+        losses.sort_by(|a, b| (&a.hop, &a.kind).cmp(&(&b.hop, &b.kind)));
+        losses
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn options(name: &str, help: &str) -> Opts {
+    Opts::new(name, help).namespace("lastgasp")
+}
+
+/// Names are fixed and each is registered once, so this fails for the first test or never.
+fn registered<T: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: prometheus::Result<T>,
+) -> T {
+    let metric = metric.expect("names of metrics are valid");
+    registry.register(Box::new(metric.clone())).expect("names of metrics differ");
+    metric
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    registered(registry, IntCounterVec::new(options(name, help), labels))
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    registered(registry, IntGaugeVec::new(options(name, help), labels))
+}
+
+fn latency(registry: &Registry, name: &str, help: &str) -> Histogram {
+    let options = HistogramOpts::from(options(name, help)).buckets(LATENCY.to_vec());
+    registered(registry, Histogram::with_opts(options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_in_one_state_at_a_time() {
+        let metrics = Metrics::new();
+        metrics.set_worker_state("vllm-0", "serving");
+        metrics.set_worker_state("vllm-0", "lost");
+        let text = metrics.text();
+        assert!(text.contains(r#"lastgasp_worker_state{state="lost",worker="vllm-0"} 1"#), "{text}");
+        assert!(text.contains(r#"lastgasp_worker_state{state="serving",worker="vllm-0"} 0"#), "{text}");
+    }
+
+    #[test]
+    fn what_was_lost_can_be_read_back() {
+        let metrics = Metrics::new();
+        metrics.lose("ring", "process_exit", 2);
+        metrics.lose("ring", "process_exit", 1);
+        metrics.lose("decode", "signal_delivered", 0);
+        let lost = LossStatus { hop: "ring".into(), kind: "process_exit".into(), count: 3 };
+        assert_eq!(metrics.losses(), [lost]);
+    }
+
+    #[test]
+    fn what_has_no_labels_is_there_from_the_start() {
+        let text = Metrics::new().text();
+        for name in ["nats_connected 0", "deaths_seen_only_by_pidfd_total 0", "evidence_to_withdrawn_seconds_count 0"] {
+            assert!(text.contains(&format!("lastgasp_{name}")), "{name}: {text}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What the daemon tells people and programs: a gRPC service on a unix socket for `lastgasp status`
+//! and `lastgasp events`, and `/metrics`, `/livez` and `/readyz` over HTTP.
+//!
+//! It runs on a thread of its own and reads only what the supervisor has put into the
+//! [`StatusHub`]; a slow reader never holds up a decision.
+
+pub mod client;
+mod http;
+mod hub;
+pub mod render;
+mod server;
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub use self::hub::{HISTORY, StatusHub};
+pub use self::proto::{Event, LossStatus, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+pub use self::server::{StatusError, StatusServer};
+
+/// Generated from `proto/status.proto`, which documents it.
+#[expect(clippy::allow_attributes_without_reason, reason = "generated")]
+pub mod proto {
+    tonic::include_proto!("lastgasp.v1");
+
+    /// The descriptors of all of it, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/status.bin"));
+}

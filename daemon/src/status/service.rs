@@ -1,0 +1,60 @@
+//! `lastgasp.v1.Status`.
+
+use std::pin::Pin;
+
+use futures_util::{Stream, StreamExt};
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio_stream::wrappers::{BroadcastStream, WatchStream};
+use tonic::{Request, Response};
+
+use super::proto::{self, Event, EventsRequest, GetStatusRequest, NodeStatus, WatchStatusRequest};
+use super::{StatusHub, render};
+
+pub(super) struct StatusService {
+    pub(super) hub: StatusHub,
+}
+
+type Items<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
+
+#[tonic::async_trait]
+impl proto::status_server::Status for StatusService {
+    type WatchStatusStream = Items<NodeStatus>;
+    type EventsStream = Items<Event>;
+
+    async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<NodeStatus>, tonic::Status> {
+        Ok(Response::new((*self.hub.status()).clone()))
+    }
+
+    async fn watch_status(
+        &self,
+        _: Request<WatchStatusRequest>,
+    ) -> Result<Response<Self::WatchStatusStream>, tonic::Status> {
+        let changes = WatchStream::new(self.hub.watch()).map(|status| Ok((*status).clone()));
+        Ok(Response::new(Box::pin(changes)))
+    }
+
+    async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, tonic::Status> {
+        let (history, live) = self.hub.events();
+        let history = futures_util::stream::iter(history).map(|event| Ok((*event).clone()));
+        if !request.into_inner().follow {
+            return Ok(Response::new(Box::pin(history)));
+        }
+        let live = BroadcastStream::new(live).map(|event| {
+            Ok(match event {
+                Ok(event) => (*event).clone(),
+                Err(BroadcastStreamRecvError::Lagged(missed)) => missed_events(missed),
+            })
+        });
+        Ok(Response::new(Box::pin(history.chain(live))))
+    }
+}
+
+/// A reader that is too slow is told so in the place where the events would have been.
+fn missed_events(missed: u64) -> Event {
+    Event {
+        at: render::now(),
+        kind: "notice".to_owned(),
+        summary: format!("{missed} events are missing here: they were not read in time"),
+        ..Event::default()
+    }
+}
