@@ -143,7 +143,8 @@ impl ConfigArgs {
         if *no_ebpf {
             flags.push(("--no-ebpf", "ebpf.enabled", "off".to_owned()));
         }
-        Config::load(config.as_deref(), &flags)
+        // An empty LASTGASP_CONFIG, as templates write it, names no file.
+        Config::load(config.as_deref().filter(|file| !file.as_os_str().is_empty()), &flags)
     }
 }
 
@@ -256,8 +257,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Ok(()) => Exit::Clean,
         Err(error) => {
             let exit = error.exit();
-            if exit != Exit::Clean {
-                eprintln!("lastgasp: {error}");
+            match error {
+                // Each line begins with its place, as compilers write it, so that editors find it.
+                CliError::Config(ConfigError::Invalid(_)) => eprintln!("{error}"),
+                _ if exit == Exit::Clean => {}
+                _ => eprintln!("lastgasp: {error}"),
             }
             exit
         }
@@ -368,7 +372,7 @@ fn check_config(args: &CheckArgs) -> Result<(), CliError> {
     let workers: Vec<&str> = config.workers.iter().map(|worker| worker.name.as_str()).collect();
     let file = args.config.as_deref().unwrap_or(Path::new("configuration")).display();
     say(&format!(
-        "{file}: right; node {}, mode {}, {} workers: {}\n",
+        "{file}: right; node {}, mode {}, workers ({}): {}\n",
         config.node,
         config.mode.as_str(),
         workers.len(),

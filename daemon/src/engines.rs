@@ -89,8 +89,8 @@ impl Profile {
     /// group leader's, at most [`MAX_COMM`] bytes; `cmdline` has blanks for NULs.
     ///
     /// A title takes over the command line too (setproctitle writes over argv and pads with
-    /// blanks), so the command line, which is not cut, is asked first. A process that has forked
-    /// and not yet named itself still shows its parent's title: ask again when it changes.
+    /// blanks), so the command line, which is not cut, is asked first. Where the parent's names are
+    /// known too, ask [`Profile::role_of_child`].
     #[must_use]
     pub fn role(&self, comm: &str, cmdline: &str) -> Option<Role> {
         let cmdline = cmdline.trim();
@@ -107,6 +107,30 @@ impl Profile {
         let command = self.commands.iter().find(|command| command.matches(cmdline))?;
         Some(Role { title: command.title.clone() })
     }
+
+    /// As [`Profile::role`], for a process whose parent's names are known. A fork that has neither
+    /// called exec nor named itself still shows its parent's names and is nothing yet: ask again
+    /// when they change. Otherwise an EngineCore that looks for a program which is not installed
+    /// would be lost, because its child ends under its name (fork(2), then a failing execve(2)).
+    /// No engine gives a critical process the very title of its parent.
+    #[must_use]
+    pub fn role_of_child(&self, parent: Names<'_>, child: Names<'_>) -> Option<Role> {
+        // fork(2) copies the comm of the thread that forks, so the command line tells more.
+        let unnamed = match child.cmdline.trim() {
+            "" => child.comm == parent.comm,
+            cmdline => cmdline == parent.cmdline.trim(),
+        };
+        if unnamed { None } else { self.role(child.comm, child.cmdline) }
+    }
+}
+
+/// What a process calls itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names<'a> {
+    /// The group leader's `comm`.
+    pub comm: &'a str,
+    /// The command line, with blanks for NULs.
+    pub cmdline: &'a str,
 }
 
 /// A process known by its command line.
@@ -276,6 +300,19 @@ mod tests {
                 assert_eq!(title(engine, comm, cmdline), None, "{engine}: {comm} {cmdline}");
             }
         }
+    }
+
+    #[test]
+    fn a_fork_under_its_parents_name_is_nothing_yet() {
+        let vllm = Profile::find("vllm").unwrap();
+        let core = Names { comm: "VLLM::EngineCor", cmdline: "VLLM::EngineCore      " };
+        for fork in [core, Names { comm: "ZMQbg/IO/0", ..core }, Names { cmdline: "", ..core }] {
+            assert_eq!(vllm.role_of_child(core, fork), None, "{fork:?}");
+        }
+        let worker = Names { comm: "VLLM::Worker_TP", cmdline: "VLLM::Worker_TP1   " };
+        assert_eq!(vllm.role_of_child(core, worker).unwrap().title, "VLLM::Worker_TP1");
+        let root = Names { comm: "vllm", cmdline: "python vllm serve ./tiny" };
+        assert_eq!(vllm.role_of_child(root, core).unwrap().title, "VLLM::EngineCore");
     }
 
     #[test]

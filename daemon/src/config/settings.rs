@@ -51,7 +51,9 @@ impl Settings {
             let name = key.get_ref().as_ref();
             let place = document.place(key.span().start);
             let child = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-            if let Some(setting) = Setting::at(&child) {
+            // A quoted key may hold what only a path may: `"worker[0].name" = …` names nothing.
+            let plain = !name.contains(['.', '[', ']']);
+            if let Some(setting) = Setting::at(&child).filter(|_| plain) {
                 self.put(child, setting.kind.read_toml(value.get_ref()), place);
             } else if children.contains(&format!("{name}[]").as_str()) {
                 match value.get_ref() {

@@ -39,28 +39,7 @@ engine = "vllm"
 endpoint = "http://127.0.0.1:8000"
 "#;
 
-#[test]
-fn a_worker_needs_only_a_name_and_an_endpoint() {
-    let config = config("node = 'gpu-a'\n[[worker]]\nname = 'w'\nendpoint = 'http://10.0.0.7:8000/'", &[]);
-    assert_eq!((config.node.as_str(), config.mode, config.ebpf), ("gpu-a", Mode::Enforce, EbpfMode::Auto));
-    assert_eq!(config.nats.url, "nats://127.0.0.1:4222");
-    assert_eq!(config.status.listen.to_string(), "127.0.0.1:9464");
-    assert_eq!((config.lease_ttl, config.replicas), (Duration::from_secs(6), 1));
-    let [worker] = &config.workers[..] else { panic!("{:?}", config.workers) };
-    assert_eq!(
-        (worker.endpoint.as_str(), worker.port, worker.engine.as_str()),
-        ("http://10.0.0.7:8000", 8000, "generic")
-    );
-    assert_eq!((&worker.find, worker.writer), (&Find::Env("w".into()), Writer::Daemon));
-    assert_eq!((worker.drain_window, worker.on_not_serving), (Duration::from_secs(5), OnNotServing::Drain));
-    assert_eq!(worker.health.services, [Service { name: String::new(), role: HealthRole::Liveness }]);
-    assert_eq!(worker.health.hang_window, Duration::from_secs(10));
-}
-
-#[test]
-fn everything_can_be_said() {
-    let config = config(
-        r#"
+const EVERYTHING: &str = r#"
 node = "gpu-a/pod-7"
 mode = "observe"
 [nats]
@@ -101,9 +80,29 @@ engine = "sglang"
 find.pid_file = "/run/sglang.pid"
 endpoint = "http://127.0.0.1:30000"
 health = { http = "http://127.0.0.1:30000/ready" }
-"#,
-        &[],
+"#;
+
+#[test]
+fn a_worker_needs_only_a_name_and_an_endpoint() {
+    let config = config("node = 'gpu-a'\n[[worker]]\nname = 'w'\nendpoint = 'http://10.0.0.7:8000/'", &[]);
+    assert_eq!((config.node.as_str(), config.mode, config.ebpf), ("gpu-a", Mode::Enforce, EbpfMode::Auto));
+    assert_eq!(config.nats.url, "nats://127.0.0.1:4222");
+    assert_eq!(config.status.listen.to_string(), "127.0.0.1:9464");
+    assert_eq!((config.lease_ttl, config.replicas), (Duration::from_secs(6), 1));
+    let [worker] = &config.workers[..] else { panic!("{:?}", config.workers) };
+    assert_eq!(
+        (worker.endpoint.as_str(), worker.port, worker.engine.as_str()),
+        ("http://10.0.0.7:8000", 8000, "generic")
     );
+    assert_eq!((&worker.find, worker.writer), (&Find::Env("w".into()), Writer::Daemon));
+    assert_eq!((worker.drain_window, worker.on_not_serving), (Duration::from_secs(5), OnNotServing::Drain));
+    assert_eq!(worker.health.services, [Service { name: String::new(), role: HealthRole::Liveness }]);
+    assert_eq!(worker.health.hang_window, Duration::from_secs(10));
+}
+
+#[test]
+fn everything_can_be_said() {
+    let config = config(EVERYTHING, &[]);
     assert_eq!((config.mode, config.ebpf, config.replicas), (Mode::Observe, EbpfMode::Required, 3));
     assert_eq!(config.nats.password_file.as_deref(), Some(Path::new("/run/secrets/nats")));
     let [vllm, sglang] = &config.workers[..] else { panic!("{:?}", config.workers) };
@@ -260,6 +259,30 @@ fn a_worker_that_is_no_list_and_a_table_that_is_none() {
         "gpu.toml:1: nats: is a table; write [nats]\n\
          gpu.toml:2: worker: is a list of tables; write [[worker]]"
     );
+}
+
+#[test]
+fn a_quoted_path_names_nothing() {
+    let error = refused(&format!("\"worker[0].name\" = \"x\"\n\"nats.url\" = \"nats://h:1\"{WORKER}"));
+    let lines: Vec<&str> = error.lines().collect();
+    assert!(lines[0].starts_with("gpu.toml:2: nats.url: is not a setting; known here: "), "{error}");
+    assert!(lines[1].starts_with("gpu.toml:1: worker[0].name: is not a setting; known here: "), "{error}");
+    assert_eq!(lines.len(), 2, "{error}");
+}
+
+proptest::proptest! {
+    /// Whatever a person does to a line, there is an answer and no panic.
+    #[test]
+    fn no_document_makes_it_fall_over(line in 0..EVERYTHING.lines().count(), value in "[-a-z0-9\\[\\]{}='\" .:/]{0,12}", key in "[a-z_.\\[\\]]{0,8}") {
+        let text: String = EVERYTHING
+            .lines()
+            .enumerate()
+            .map(|(number, old)| if number == line { format!("{key} = {value}\n") } else { format!("{old}\n") })
+            .collect();
+        if let Err(error) = read(&text, &[(&format!("LASTGASP_{}", key.to_uppercase()), &value)]) {
+            proptest::prop_assert!(!error.to_string().is_empty());
+        }
+    }
 }
 
 #[test]

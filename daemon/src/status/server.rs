@@ -73,8 +73,8 @@ impl StatusServer {
         self.listen
     }
 
-    /// Serves until it is dropped; then open streams are cut, since a follower would otherwise hold
-    /// up the end of the daemon, and the socket is removed. Runs on the runtime that polls it.
+    /// Serves until it is dropped; then open streams end, since a follower would otherwise hold up
+    /// the end of the daemon, and the socket is removed. Runs on the runtime that polls it.
     ///
     /// # Errors
     /// Serving ended by itself.
@@ -92,8 +92,9 @@ impl StatusServer {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|error| ended(&error))?;
+        let (_end, serving) = tokio::sync::watch::channel(());
         let rpc = tonic::transport::Server::builder()
-            .add_service(StatusRpc::new(StatusService { hub: hub.clone() }))
+            .add_service(StatusRpc::new(StatusService { hub: hub.clone(), serving }))
             .add_service(health)
             .add_service(reflection)
             .serve_with_incoming(UnixListenerStream::new(unix));

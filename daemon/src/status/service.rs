@@ -3,6 +3,7 @@
 use std::pin::Pin;
 
 use futures_util::{Stream, StreamExt};
+use tokio::sync::watch;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::wrappers::{BroadcastStream, WatchStream};
 use tonic::{Request, Response};
@@ -12,6 +13,17 @@ use super::{StatusHub, render};
 
 pub(super) struct StatusService {
     pub(super) hub: StatusHub,
+    /// Its sender goes with the server. tonic runs every connection in a task of its own, which
+    /// would otherwise outlive it.
+    pub(super) serving: watch::Receiver<()>,
+}
+
+impl StatusService {
+    fn until_the_end<T: 'static>(&self, items: impl Stream<Item = T> + Send + 'static) -> Items<T> {
+        let mut serving = self.serving.clone();
+        let end = async move { while serving.changed().await.is_ok() {} };
+        Box::pin(items.map(Ok).take_until(Box::pin(end)))
+    }
 }
 
 type Items<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
@@ -29,23 +41,21 @@ impl proto::status_server::Status for StatusService {
         &self,
         _: Request<WatchStatusRequest>,
     ) -> Result<Response<Self::WatchStatusStream>, tonic::Status> {
-        let changes = WatchStream::new(self.hub.watch()).map(|status| Ok((*status).clone()));
-        Ok(Response::new(Box::pin(changes)))
+        let changes = WatchStream::new(self.hub.watch()).map(|status| (*status).clone());
+        Ok(Response::new(self.until_the_end(changes)))
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, tonic::Status> {
         let (history, live) = self.hub.events();
-        let history = futures_util::stream::iter(history).map(|event| Ok((*event).clone()));
+        let history = futures_util::stream::iter(history).map(|event| (*event).clone());
         if !request.into_inner().follow {
-            return Ok(Response::new(Box::pin(history)));
+            return Ok(Response::new(self.until_the_end(history)));
         }
-        let live = BroadcastStream::new(live).map(|event| {
-            Ok(match event {
-                Ok(event) => (*event).clone(),
-                Err(BroadcastStreamRecvError::Lagged(missed)) => missed_events(missed),
-            })
+        let live = BroadcastStream::new(live).map(|event| match event {
+            Ok(event) => (*event).clone(),
+            Err(BroadcastStreamRecvError::Lagged(missed)) => missed_events(missed),
         });
-        Ok(Response::new(Box::pin(history.chain(live))))
+        Ok(Response::new(self.until_the_end(history.chain(live))))
     }
 }
 
