@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// `pidfd_open(2)`, since Linux 5.3. The descriptor is close-on-exec and non-blocking.
+/// `pidfd_open(2)`, since Linux 5.3. The descriptor is close-on-exec.
 ///
 /// # Errors
-/// ESRCH: no such process, or it was reaped. EINVAL: a thread that leads no group, or (before
-/// 5.10) the non-blocking flag is unknown. EMFILE, ENFILE: too many open files. ENOSYS: Linux
-/// before 5.3, or a seccomp filter that does not know the call.
+/// ESRCH: no such process, or it was reaped. EINVAL or ENOENT: a thread that leads no group. EMFILE,
+/// ENFILE: too many open files. ENOSYS: Linux before 5.3, or a seccomp filter that does not know
+/// the call.
 pub(super) fn pidfd_open(tgid: u32) -> io::Result<OwnedFd> {
     let pid = libc::pid_t::try_from(tgid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: two integers go in, a new descriptor or -1 comes out.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -181,7 +182,7 @@ impl Case {
     }
 
     /// A server that answers as the case says. While its Watch plays, Check agrees with it; after
-    /// that Check plays its own part and stays at the end of it. A Watch that is opened again has
+    /// that Check plays its own part, when it is let, and stays at the end of it. A Watch that is opened again has
     /// the same answer if that was an error, and else Check's error.
     pub(crate) fn server(&self) -> (Server, Arc<Calls>) {
         let calls = Arc::new(Calls::default());
@@ -198,9 +199,10 @@ impl Case {
     }
 }
 
-/// How often each RPC was called.
+/// How often each RPC was called, and whether Check may leave its first answer.
 #[derive(Default)]
 pub(crate) struct Calls {
+    pub(crate) go_on: AtomicBool,
     pub(crate) watch: watch::Sender<u32>,
     pub(crate) check: watch::Sender<u32>,
 }
@@ -237,7 +239,8 @@ impl Script {
         let current = self.current.lock().unwrap().clone();
         let word = current.unwrap_or_else(|| {
             let mut check = self.check.lock().unwrap();
-            if check.len() > 1 { check.pop_front() } else { check.front().cloned() }
+            let moves = check.len() > 1 && self.calls.go_on.load(Ordering::Relaxed);
+            if moves { check.pop_front() } else { check.front().cloned() }
                 .unwrap_or_else(|| "ERR UNIMPLEMENTED".to_owned())
         });
         if word == "DEADLINE" {

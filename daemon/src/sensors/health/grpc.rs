@@ -15,7 +15,8 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::Context;
 use super::machine::{Answer, Ask, End, Machine, Outcome, Round, Step};
-use crate::config::HealthConfig;
+use crate::config::{HealthConfig, Service};
+use crate::core::HealthRole;
 
 /// What servers call their services, to be tried when a configured name is not known: vLLM's Python
 /// servicer, vllm-rs 0.32, SGLang, TokenSpeed and MLX by the smg servicer 0.14.
@@ -56,10 +57,12 @@ pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig)
         context.complain(format!("configuration: health.grpc {address:?} must be http://HOST:PORT"));
         return;
     };
-    let mut machine = Machine::grpc(address, &config.services, context.served_before());
+    let whole_server = [Service { name: String::new(), role: HealthRole::Liveness }];
+    let services = if config.services.is_empty() { &whole_server[..] } else { &config.services };
+    let mut machine = Machine::grpc(address, services, context.served_before());
     let (events, mut arriving) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
-    for service in 0..config.services.len() {
+    for service in 0..services.len() {
         tasks.spawn(watch(dial.clone(), service, machine.name(service).to_owned(), Duration::ZERO, events.clone()));
     }
     let mut tick = interval(config.check_interval);

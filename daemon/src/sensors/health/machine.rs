@@ -137,6 +137,8 @@ struct Watched {
     missing: bool,
     /// The last answer that was no status.
     other: Option<String>,
+    /// What Check says against the Watch, and how much the Watch had said before.
+    objection: Option<(Answer, u64)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,6 +189,7 @@ impl Machine {
             served: false,
             missing: false,
             other: None,
+            objection: None,
         });
         Self {
             address: address.to_owned(),
@@ -267,9 +270,8 @@ impl Machine {
             step.report.push(probe);
         }
         for ((service, heard), outcome) in round.0.iter().zip(outcomes) {
-            // What the Watch said meanwhile is younger than what Check was asked.
             if let Outcome::Answered(answer) = outcome
-                && self.services[*service].heard == *heard
+                && self.services[*service].believes(&answer, *heard)
             {
                 self.take(*service, answer, &mut step);
             }
@@ -374,6 +376,30 @@ impl Machine {
 }
 
 impl Watched {
+    /// Whether what Check answers counts. It goes by another connection than the Watch, so either may
+    /// overtake the other, and a status would be taken back that was never given up. What the Watch said
+    /// since Check was asked is younger. While a Watch is open, it comes first: Check must say so in
+    /// two rounds, without a word on the Watch in between.
+    fn believes(&mut self, answer: &Answer, heard: u64) -> bool {
+        if self.heard != heard {
+            return false;
+        }
+        let changes = match answer {
+            Answer::Serving => self.serving != Some(true),
+            Answer::NotServing => self.serving != Some(false),
+            Answer::NoSuchService => self.served && self.serving != Some(false),
+            Answer::Undecided | Answer::Unimplemented | Answer::Other(_) => false,
+        };
+        if !(changes && self.open) {
+            self.objection = None;
+            return true;
+        }
+        let objection = Some((answer.clone(), heard));
+        let again = self.objection == objection;
+        self.objection = objection;
+        again
+    }
+
     fn watch(&mut self, place: usize, step: &mut Step) {
         self.open = true;
         self.messages = 0;

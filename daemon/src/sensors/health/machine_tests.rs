@@ -40,6 +40,12 @@ const fn says(answer: Answer) -> Outcome {
 
 const NOTHING: [Kind; 0] = [];
 
+/// Two rounds with the same outcome, of which only the second says anything.
+fn check_twice(machine: &mut Machine, outcome: Outcome) -> Step {
+    assert_eq!(check(machine, outcome.clone()), Step::default());
+    check(machine, outcome)
+}
+
 #[test]
 fn what_stays_is_said_once() {
     let mut machine = serving();
@@ -47,7 +53,7 @@ fn what_stays_is_said_once() {
     assert_eq!(check(&mut machine, says(Answer::Serving)).report, NOTHING);
     assert_eq!(machine.watch_said(0, Answer::NotServing).report, [DEAD]);
     assert_eq!(check(&mut machine, says(Answer::NotServing)).report, NOTHING);
-    assert_eq!(check(&mut machine, says(Answer::Serving)).report, [LIVE]);
+    assert_eq!(machine.watch_said(0, Answer::Serving).report, [LIVE]);
 }
 
 #[test]
@@ -110,14 +116,15 @@ fn an_engine_that_loads_may_refuse_and_be_silent() {
     assert_eq!(check(&mut machine, says(Answer::NotServing)), Step::default());
     assert_eq!(machine.watch_said(0, Answer::NotServing).report, NOTHING);
     assert_eq!(machine.watch_ended(0, End::Broken, Duration::ZERO).report, NOTHING);
-    assert_eq!(check(&mut machine, says(Answer::Serving)).report, [LIVE]);
+    assert_eq!(check_twice(&mut machine, says(Answer::Serving)).report, [LIVE]);
 }
 
 #[test]
 fn an_engine_that_served_under_an_earlier_daemon_is_not_taken_to_be_loading() {
     let mut machine = Machine::grpc("http://engine", &[service(&("", Liveness))], true);
     assert_eq!(check(&mut machine, Outcome::Unanswered).report, [Kind::ProbeUnanswered]);
-    assert_eq!(check(&mut machine, says(Answer::NotServing)).report, [Kind::ProbeAnswered, DEAD]);
+    assert_eq!(check(&mut machine, says(Answer::NotServing)).report, [Kind::ProbeAnswered]);
+    assert_eq!(check(&mut machine, says(Answer::NotServing)).report, [DEAD]);
     // A name spelt wrong is still not a death.
     let mut machine = Machine::grpc("http://engine", &[service(&("nope", Liveness))], true);
     assert_eq!(check(&mut machine, says(Answer::NoSuchService)).report, NOTHING);
@@ -162,7 +169,24 @@ fn a_check_that_was_asked_before_the_watch_spoke_is_older() {
     let round = machine.round();
     assert_eq!(machine.watch_said(0, Answer::NotServing).report, [DEAD]);
     assert_eq!(machine.answered(&round, vec![says(Answer::Serving)], false).report, NOTHING);
-    assert_eq!(check(&mut machine, says(Answer::Serving)).report, [LIVE]);
+}
+
+#[test]
+fn a_check_that_overtakes_the_watch_is_not_taken_back_by_it() {
+    let mut machine = whole_server();
+    // Both see SERVING, then NOT_SERVING; the Watch's messages are slower.
+    assert_eq!(check(&mut machine, says(Answer::Serving)), Step::default());
+    assert_eq!(check(&mut machine, says(Answer::NotServing)), Step::default());
+    assert_eq!(machine.watch_said(0, Answer::Serving).report, [LIVE]);
+    assert_eq!(check(&mut machine, says(Answer::NotServing)), Step::default());
+    assert_eq!(machine.watch_said(0, Answer::NotServing).report, [DEAD]);
+}
+
+#[test]
+fn a_watch_that_has_gone_silent_is_overruled_by_two_checks() {
+    let mut machine = serving();
+    assert_eq!(check_twice(&mut machine, says(Answer::NotServing)).report, [DEAD]);
+    assert_eq!(check_twice(&mut machine, says(Answer::Serving)).report, [LIVE]);
 }
 
 #[test]

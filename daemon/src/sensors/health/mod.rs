@@ -96,7 +96,7 @@ struct Context {
 
 impl Context {
     async fn run(self, config: &HealthConfig) {
-        if let Some(address) = config.grpc.as_deref().filter(|_| !config.services.is_empty()) {
+        if let Some(address) = &config.grpc {
             grpc::run(&self, address, config).await;
         }
         if let Some(address) = &config.http {
