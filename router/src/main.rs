@@ -1,6 +1,7 @@
 //! `lastgasp-router`, see the library.
 #![forbid(unsafe_code)]
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,7 +30,10 @@ async fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),

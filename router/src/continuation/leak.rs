@@ -21,20 +21,25 @@ pub(crate) enum Verdict<'a> {
     Unclear,
 }
 
-/// Shortest text that counts as found; anything shorter may stand anywhere by chance.
-const TELLING: usize = 12;
-
 /// Judges the first text after a seam that followed `sent`.
 pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> Verdict<'a> {
     if first.len() <= sent.len() || sent.is_empty() {
         return Verdict::Clean;
     }
-    let Some(at) = first.rfind(sent) else { return Verdict::Clean };
-    let before = &first[..at];
     match last_words(request) {
-        Some(words) if before.contains(words) => Verdict::Leak(&first[at + sent.len()..]),
-        Some(_) => Verdict::Clean,
-        None if sent.len() >= TELLING => Verdict::Unclear,
+        Some(words) => {
+            let Some(at) = first.find(words) else { return Verdict::Clean };
+            // Then the end of the template, then what was sent, then what is new.
+            let after = &first[at + words.len()..];
+            let mut places = (0..after.len()).filter(|&at| after.is_char_boundary(at) && after[at..].starts_with(sent));
+            match (places.next(), places.next()) {
+                (Some(only), None) => Verdict::Leak(&after[only + sent.len()..]),
+                (Some(_), Some(_)) => Verdict::Unclear,
+                (None, _) => Verdict::Clean,
+            }
+        }
+        // Rather an error than a system prompt in the answer.
+        None if first.find(sent).is_some_and(|at| at > 0) => Verdict::Unclear,
         None => Verdict::Clean,
     }
 }
@@ -46,7 +51,9 @@ fn last_words(request: &Request) -> Option<&str> {
         Prompt::Ids(_) => return None,
         Prompt::Other => {
             let message = request.body.get("messages").and_then(Value::as_array)?.last()?;
-            message.get("content").and_then(Value::as_str)?
+            let content = message.get("content")?;
+            let last = content.as_array().and_then(|parts| parts.last());
+            last.and_then(|part| part.get("text")).unwrap_or(content).as_str()?
         }
     };
     (!words.is_empty()).then_some(words)
@@ -69,12 +76,13 @@ mod tests {
         assert_eq!(judge(&request, " three", "hello three\u{20ac}"), Verdict::Leak("\u{20ac}"));
         assert_eq!(judge(&request, " three", " three three"), Verdict::Clean);
         assert_eq!(judge(&request, " three", "\u{20ac}"), Verdict::Clean);
+        assert_eq!(judge(&request, " t", "hello three three"), Verdict::Unclear);
     }
 
     #[test]
     fn without_a_readable_prompt_a_repetition_of_all_that_was_sent_is_not_passed_on() {
         let request = request(json!({ "prompt": [1, 2] }));
         assert_eq!(judge(&request, " one two three", "secret one two three!"), Verdict::Unclear);
-        assert_eq!(judge(&request, " one", " one by one"), Verdict::Clean);
+        assert_eq!(judge(&request, " one", " two"), Verdict::Clean);
     }
 }

@@ -68,6 +68,13 @@ impl Engine {
         }
     }
 
+    /// Whether `stream_options.continuous_usage_stats` is known to be accepted: it tells how many
+    /// tokens the text stands for where ids do not.
+    #[must_use]
+    pub const fn counts_as_it_goes(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
+    }
+
     /// `max_tokens` of the completions endpoint where the request has none.
     pub(crate) const fn default_budget(self) -> Option<u64> {
         match self {
@@ -102,7 +109,8 @@ pub(crate) struct Request {
     pub(crate) wants_usage: bool,
     pub(crate) wants_continuous_usage: bool,
     pub(crate) echo: bool,
-    /// It has what only the chat endpoint and its text form can do: tools, media.
+    /// Ids would not carry all of it: tools and media are lost with them, and a stop string counts
+    /// only after `min_tokens`, which the chunks of an engine do not tell to the token.
     pub(crate) needs_text: bool,
     pub(crate) min_tokens: u64,
     pub(crate) stop_token_ids: Vec<u32>,
@@ -119,17 +127,19 @@ impl Request {
             Some(list @ Value::Array(_)) => serde_json::from_value(list.clone()).map_or(Prompt::Other, Prompt::Ids),
             _ => Prompt::Other,
         };
+        let stops = Stops::of(&body);
+        let min_tokens = count(&body, "min_tokens").unwrap_or(0);
         Self {
             endpoint,
             refusal: refusal(endpoint, &body, &prompt, strict),
             choices: count(&body, "n").unwrap_or(1).max(1) * prompts(&body, &prompt),
-            stops: Stops::of(&body),
             wants_ids: flag("return_token_ids"),
             wants_usage: option("include_usage"),
             wants_continuous_usage: option("include_usage") && option("continuous_usage_stats"),
             echo: flag("echo"),
-            needs_text: has_tools(&body) || has_media(&body),
-            min_tokens: count(&body, "min_tokens").unwrap_or(0),
+            needs_text: has_tools(&body) || has_media(&body) || stops.is_some() && min_tokens > 0,
+            stops,
+            min_tokens,
             stop_token_ids: body
                 .get("stop_token_ids")
                 .and_then(|ids| serde_json::from_value(ids.clone()).ok())

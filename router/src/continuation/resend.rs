@@ -48,6 +48,8 @@ pub struct Outgoing {
     pub exactness: Exactness,
     /// The client's body without any change.
     pub as_it_came: bool,
+    /// Running counts were asked for, which the client is not to see unless it asked too.
+    pub(crate) counting: bool,
 }
 
 /// Why no request can be made.
@@ -74,13 +76,26 @@ pub(crate) struct Carried<'a> {
     pub(crate) tokens: u64,
 }
 
-/// The first request, or the same one again.
-pub(crate) fn whole(request: &Request, ask_ids: bool) -> Value {
+/// The first request, or the same one again. `migrate`: it may have to be continued.
+pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoing {
+    let Target { engine, max_model_len: _ } = target;
     let mut body = request.body.clone();
+    // Asked for ids, vLLM's Python frontend leaves the echo out.
+    let ask_ids = migrate && !request.needs_text && !request.echo && engine.gives_ids(request.endpoint);
+    let counting = migrate && !ask_ids && engine.counts_as_it_goes();
     if ask_ids {
         ask(request, &mut body);
     }
-    Value::Object(body)
+    if counting {
+        count_as_it_goes(&mut body);
+    }
+    Outgoing {
+        endpoint: request.endpoint,
+        body: Value::Object(body),
+        exactness: Exactness::Whole,
+        as_it_came: !ask_ids && !counting,
+        counting,
+    }
 }
 
 /// The request that continues `carried` on `target`.
@@ -106,12 +121,23 @@ pub(crate) fn continued(
     if request.min_tokens > 0 {
         body.insert("min_tokens".into(), request.min_tokens.saturating_sub(carried.tokens).into());
     }
+    let counting = exactness == Exactness::Approximate && target.engine.counts_as_it_goes();
     if exactness == Exactness::Exact && target.engine.gives_ids(endpoint) {
         ask(request, &mut body);
     } else if stops_taken {
         drop_stops(&mut body);
     }
-    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false })
+    if counting {
+        count_as_it_goes(&mut body);
+    }
+    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false, counting })
+}
+
+fn count_as_it_goes(body: &mut Map<String, Value>) {
+    let mut options = body.get("stream_options").and_then(Value::as_object).cloned().unwrap_or_default();
+    options.insert("include_usage".into(), true.into());
+    options.insert("continuous_usage_stats".into(), true.into());
+    body.insert("stream_options".into(), options.into());
 }
 
 fn ask(request: &Request, body: &mut Map<String, Value>) {

@@ -99,6 +99,8 @@ struct Leg {
     suspect: bool,
     /// Added to its `text_offset`s, in characters.
     text_offset: u64,
+    /// It was asked for running counts.
+    counting: bool,
     /// An event of it was read.
     begun: bool,
 }
@@ -114,6 +116,8 @@ pub struct Continuation {
     /// The client has a part of the stream.
     sent: bool,
     role_sent: bool,
+    /// Ids, counts or logprobs of a token were sent.
+    shown: bool,
     content: Spool,
     thought: Spool,
     reasoning: Option<Channel>,
@@ -134,12 +138,15 @@ pub struct Continuation {
     held: Vec<u8>,
     /// Chunks of text without ids: each is at least one token.
     uncounted: u64,
+    /// Tokens that a worker has counted itself, carried ones included.
+    reported: u64,
     /// Ids were asked for, so they are taken out again.
     asked: bool,
     /// `stop` was taken out of the request, so it is matched here.
     stops_taken: bool,
-    /// The `text_offset` after the last token whose logprobs were sent.
-    next_offset: u64,
+    /// The `text_offset` after the last token whose logprobs came, and after the last that were sent.
+    seen_offset: u64,
+    sent_offset: u64,
     refusal: Option<Unmovable>,
 }
 
@@ -162,6 +169,7 @@ impl Continuation {
                 exactness: Exactness::Whole,
                 suspect: false,
                 text_offset: 0,
+                counting: false,
                 begun: false,
             },
             request,
@@ -170,6 +178,7 @@ impl Continuation {
             envelope: Envelope::default(),
             sent: false,
             role_sent: false,
+            shown: false,
             content: Spool::default(),
             thought: Spool::default(),
             reasoning: None,
@@ -184,9 +193,11 @@ impl Continuation {
             pending: Vec::new(),
             held: Vec::new(),
             uncounted: 0,
+            reported: 0,
             asked: false,
             stops_taken: false,
-            next_offset: 0,
+            seen_offset: 0,
+            sent_offset: 0,
         }
     }
 
@@ -210,7 +221,8 @@ impl Continuation {
             carried: if outgoing.exactness == Exactness::Whole { 0 } else { self.tokens() },
             exactness: outgoing.exactness,
             suspect: outgoing.exactness == Exactness::Exact && !self.whole,
-            text_offset: if self.sent { self.next_offset } else { 0 },
+            text_offset: if self.sent { self.sent_offset } else { 0 },
+            counting: outgoing.counting,
             begun: false,
         };
         Ok(outgoing)
@@ -230,15 +242,7 @@ impl Continuation {
             };
             return resend::continued(&self.request, &carried, target, self.options.strict, self.stops_taken);
         }
-        let endpoint = self.request.endpoint;
-        let ask = self.options.migrate
-            && self.refusal.is_none()
-            && !self.request.needs_text
-            // Asked for ids, vLLM's Python frontend leaves the echo out.
-            && !self.request.echo
-            && target.engine.gives_ids(endpoint);
-        let body = resend::whole(&self.request, ask);
-        Ok(Outgoing { endpoint, body, exactness: Exactness::Whole, as_it_came: !ask })
+        Ok(resend::whole(&self.request, target, self.options.migrate && self.refusal.is_none()))
     }
 
     /// Whether [`Continuation::worker_failed`] would lead to a move or a retry on such an engine.
@@ -315,7 +319,7 @@ impl Continuation {
     /// Text, reasoning or a tool call was produced.
     #[must_use]
     pub fn produced(&self) -> bool {
-        !self.ids.is_empty() || self.uncounted > 0
+        !self.ids.is_empty() || self.uncounted > 0 || self.shown
     }
 
     /// How the present worker continues what came before it.
@@ -324,9 +328,15 @@ impl Continuation {
         self.leg.exactness
     }
 
-    /// Tokens that the client has: counted by ids where there are any, else at least this many.
+    /// Tokens that the client has: counted by ids, else by the worker, else at least this many.
     #[must_use]
     pub fn tokens(&self) -> u64 {
+        // A worker's own count runs ahead of text that it holds back, so ids come first.
+        if self.exact { self.shown_tokens() } else { self.shown_tokens().max(self.reported) }
+    }
+
+    /// Tokens whose text the client has, at least.
+    fn shown_tokens(&self) -> u64 {
         self.ids.len() as u64 + self.uncounted
     }
 
@@ -358,7 +368,8 @@ impl Continuation {
             }
         }
         let budget = self.request.budget(self.leg.engine)?;
-        (received >= budget).then_some(("length", None))
+        // What has no text yet is generated again: it may be what ends the sequence.
+        (self.shown_tokens() >= budget).then_some(("length", None))
     }
 
     fn event(&mut self, event: &Event, out: &mut Vec<u8>) -> Progress {
@@ -404,6 +415,10 @@ impl Continuation {
                         Finish::Aborted => return Progress::Broken(Broken::Aborted),
                     }
                 }
+                if self.stops_taken {
+                    // They are matched here for one choice only.
+                    return self.unreadable(out);
+                }
                 self.refuse(Unmovable::SeveralChoices, out);
                 self.uncounted += 1;
                 self.leg.begun = true;
@@ -417,7 +432,7 @@ impl Continuation {
     /// Usage, or something that says nothing about tokens.
     fn without_choice(&mut self, event: &Event, mut chunk: Chunk<'_>, out: &mut Vec<u8>) -> Progress {
         let usage = chunk.usage();
-        if usage.is_none() && self.leg.resumed {
+        if usage.is_none() && self.leg.resumed || self.leg.counting && !self.request.wants_usage {
             return Progress::Going;
         }
         if usage.is_some() {
@@ -449,19 +464,29 @@ impl Continuation {
             delta.present("tool_calls").is_some_and(|calls| calls != "[]") || delta.present("function_call").is_some()
         });
         self.leg.begun = true;
+        let mut cut = false;
         if self.leg.suspect && !text.is_empty() {
             self.leg.suspect = false;
             match leak::judge(&self.request, self.content.joined(), &text) {
                 leak::Verdict::Clean => {}
-                leak::Verdict::Leak(rest) => text = rest.to_owned(),
-                leak::Verdict::Unclear => return Progress::Broken(Broken::PromptLeak),
+                leak::Verdict::Leak(rest) => {
+                    text = rest.to_owned();
+                    cut = true;
+                }
+                leak::Verdict::Unclear => {
+                    self.refusal = Some(Unmovable::PromptLeak);
+                    return Progress::Broken(Broken::PromptLeak);
+                }
             }
         }
         let ids = self.count(&chunk, channel, &text, tool_calls, finish);
-        if let Some(usage) = chunk.usage().filter(|_| self.leg.carried == 0) {
-            self.prompt_tokens = Some(usage.prompt_tokens);
+        if let Some(usage) = chunk.usage() {
+            if self.leg.carried == 0 {
+                self.prompt_tokens = Some(usage.prompt_tokens);
+            }
+            self.reported = self.leg.carried + usage.completion_tokens;
         }
-        self.release(event, chunk, delta, Piece { channel, text, tool_calls, ids, finish }, out)
+        self.release(event, chunk, delta, Piece { channel, text, cut, tool_calls, ids, finish }, out)
     }
 
     /// Keeps account of what a chunk stands for. Returns how many ids it had.
@@ -506,11 +531,11 @@ impl Continuation {
         piece: Piece,
         out: &mut Vec<u8>,
     ) -> Progress {
-        let Piece { channel, text: whole, tool_calls, ids, finish } = piece;
+        let Piece { channel, text: whole, cut, tool_calls, ids, finish } = piece;
         let stops = self.request.stops.as_ref().filter(|_| self.stops_taken || self.leg.carried > 0);
         let countable = self.ids.len() as u64 + self.uncounted > self.request.min_tokens;
         let mut before = String::new();
-        if channel == Channel::Content && !whole.is_empty() {
+        if channel == Channel::Content && (!whole.is_empty() || finish == Finish::Yes) {
             before = self.thought.finish();
         }
         let spool = if channel == Channel::Content { &mut self.content } else { &mut self.thought };
@@ -521,7 +546,9 @@ impl Continuation {
         let ended = finish == Finish::Yes || released.stop.is_some();
         let visible_ids = ids > 0 && (self.request.wants_ids || self.request.wants_continuous_usage);
         let logprobs = chunk.choices[0].present("logprobs").is_some();
-        let hold = ids > 0 && whole.is_empty() && !tool_calls && !ended && self.exact && self.refusal.is_none();
+        // What stands for a token whose text is yet to come is not shown before that.
+        let early = whole.is_empty() && !tool_calls && !ended;
+        let hold = early && (ids > 0 && self.exact || logprobs) && self.refusal.is_none();
         let empty = released.text.is_empty() && !ended && !tool_calls && !visible_ids && !logprobs;
         if !before.is_empty() {
             self.flush(out);
@@ -536,7 +563,7 @@ impl Continuation {
             self.reshape(&mut chunk, &released.text);
             changed = true;
         } else {
-            if released.text != whole {
+            if cut || released.text != whole {
                 match &mut delta {
                     Some(delta) => delta.set(channel.delta_key(), text(&released.text)),
                     None => chunk.choices[0].set("text", text(&released.text)),
@@ -570,6 +597,7 @@ impl Continuation {
         }
         self.flush(out);
         self.emit(event, changed, out);
+        self.shown |= logprobs || visible_ids;
         if ended {
             self.finished.insert(0);
         }
@@ -583,7 +611,10 @@ impl Continuation {
     /// Makes a chunk one of this stream: no ids that were not asked for, and after a seam the
     /// first worker's id, usage and offsets. True if that changed it.
     fn unify(&mut self, chunk: &mut Chunk<'_>) -> bool {
-        let stripped = self.asked && chunk.strip_ids();
+        let mut stripped = self.asked && chunk.strip_ids();
+        if self.leg.counting && !self.request.wants_continuous_usage && !chunk.choices.is_empty() {
+            stripped |= chunk.top.remove("usage");
+        }
         if !self.leg.resumed {
             self.envelope.learn(chunk);
             self.note_offsets(chunk);
@@ -591,6 +622,9 @@ impl Continuation {
         }
         self.envelope.apply(&mut chunk.top);
         self.envelope.learn(chunk);
+        if self.leg.endpoint != self.request.endpoint {
+            chunk.top.set("object", text("chat.completion.chunk"));
+        }
         if self.leg.carried > 0 {
             chunk.top.remove("prompt_token_ids");
             for choice in &mut chunk.choices {
@@ -626,7 +660,7 @@ impl Continuation {
         let offsets: Vec<u64> = logprobs.get("text_offset").unwrap_or_default();
         let tokens: Vec<String> = logprobs.get("tokens").unwrap_or_default();
         if let (Some(offset), Some(token)) = (offsets.last(), tokens.last()) {
-            self.next_offset = self.leg.text_offset + offset + token.chars().count() as u64;
+            self.seen_offset = self.leg.text_offset + offset + token.chars().count() as u64;
         }
     }
 
@@ -652,7 +686,6 @@ impl Continuation {
         if !content.is_empty() {
             delta.set("content", text(content));
         }
-        chunk.top.set("object", text("chat.completion.chunk"));
         let choice = &chunk.choices[0];
         let mut shaped = Object::default();
         shaped.set("index", "0");
@@ -669,6 +702,7 @@ impl Continuation {
 
     fn emit(&mut self, event: &Event, changed: Option<String>, out: &mut Vec<u8>) {
         self.sent = true;
+        self.sent_offset = self.seen_offset;
         match changed {
             Some(json) => write::data(out, &json),
             None => out.extend_from_slice(&event.raw),
@@ -786,6 +820,8 @@ impl Continuation {
 struct Piece {
     channel: Channel,
     text: String,
+    /// The text is no longer as it came.
+    cut: bool,
     tool_calls: bool,
     ids: usize,
     finish: Finish,

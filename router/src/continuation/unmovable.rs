@@ -30,6 +30,8 @@ pub enum Unmovable {
     ReasoningWithoutIds,
     /// The engine cannot be made to continue an assistant message.
     ChatNotContinuable,
+    /// What was carried may end inside a character, and the next worker began with what may be the prompt.
+    PromptLeak,
     /// Strict mode: only text could be carried, which is an approximation.
     StrictText,
     /// Strict mode: penalties count output tokens, and carried ones become prompt.
@@ -55,6 +57,7 @@ impl Unmovable {
             Self::ToolCalls => "tool_calls",
             Self::ReasoningWithoutIds => "reasoning_without_ids",
             Self::ChatNotContinuable => "chat_not_continuable",
+            Self::PromptLeak => "prompt_leak",
             Self::StrictText => "strict_text",
             Self::StrictPenalties => "strict_penalties",
             Self::StrictSeed => "strict_seed",

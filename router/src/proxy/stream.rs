@@ -350,7 +350,13 @@ impl Session {
             ticket.settle(Outcome::Unmovable);
             return true;
         }
-        if self.stream.produced() && self.moves >= self.proxy.config.migration_limit {
+        let config = &self.proxy.config;
+        let spent = if self.stream.produced() {
+            self.moves >= config.migration_limit
+        } else {
+            self.retries >= config.max_retries
+        };
+        if spent {
             ticket.settle(Outcome::Failed);
             return true;
         }

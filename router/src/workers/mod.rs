@@ -31,6 +31,9 @@ enum Standing {
     Listed,
     /// The key is gone without a word: no new work, streams stay.
     Unknown,
+    /// Its record was deleted. Written again, it is listed again.
+    Withdrawn,
+    /// A signal said so, or a successor: for good.
     Gone,
 }
 
@@ -134,7 +137,7 @@ impl Workers {
                 if record.epoch < slot.listing.epoch {
                     return;
                 }
-                if record.epoch == slot.listing.epoch {
+                if record.epoch == slot.listing.epoch && slot.standing != Standing::Withdrawn {
                     slot.revision = revision;
                     slot.state = record.state;
                     slot.models.clone_from(&record.models);
@@ -147,7 +150,9 @@ impl Workers {
                 }
             }
             slot.standing = Standing::Gone;
-            slot.listing.condemn(Mode::Lost, Why::Superseded);
+            // The same process listed again still runs; another one stands on its grave.
+            let lives = slot.listing.incarnation == record.incarnation;
+            slot.listing.condemn(if lives { Mode::Handover } else { Mode::Lost }, Why::Superseded);
         }
         let listing = Listing::new(record);
         let mut slot = Slot {
@@ -179,7 +184,9 @@ impl Workers {
         let mut inner = self.lock();
         let Some(slot) = inner.slots.get_mut(key).filter(|slot| revision > slot.revision) else { return };
         slot.revision = revision;
-        slot.standing = Standing::Gone;
+        if slot.standing != Standing::Gone {
+            slot.standing = Standing::Withdrawn;
+        }
         slot.listing.condemn(Mode::Handover, Why::Deleted);
         drop(inner);
         self.notify();
@@ -196,11 +203,16 @@ impl Workers {
 
     /// Everything was listed: a key that is not among `present` is unknown.
     pub fn listed(&self, present: &HashSet<String>) {
-        for (key, slot) in &mut self.lock().slots {
-            if !present.contains(key) && slot.standing == Standing::Listed {
+        self.lock().slots.retain(|key, slot| {
+            if present.contains(key) {
+                return true;
+            }
+            if slot.standing == Standing::Listed {
                 slot.standing = Standing::Unknown;
             }
-        }
+            // Nothing is left to be said about it.
+            slot.standing == Standing::Unknown || slot.listing.in_flight() > 0
+        });
         self.notify();
     }
 

@@ -143,3 +143,15 @@ async fn the_account_is_closed_when_every_stream_is_dealt_with() {
     let counts = settled.await.unwrap();
     assert_eq!((counts.streams, counts.moved, counts.unmovable, counts.failed), (4, 1, 1, 1));
 }
+
+#[test]
+fn a_record_that_is_written_again_is_listed_again_unless_a_signal_ended_it() {
+    let workers = workers(&[("a", "1", 0)]);
+    workers.deleted("n.a", 2);
+    assert_eq!(chosen(&workers), None);
+    workers.put(&record("a", "1", 0), 3);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
+    workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 0)]));
+    workers.put(&record("a", "1", 0), 4);
+    assert_eq!(chosen(&workers), None);
+}
