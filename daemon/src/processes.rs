@@ -10,10 +10,11 @@ use std::sync::Arc;
 use lastgasp_ebpf::{Event, EventFlags, EventKind};
 
 use crate::core::{Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
+use crate::engines::Names;
 
-/// Gives a process its role from its comm (at most 15 bytes) and its command line, and with it the
-/// title to call it by. `None`: it may come and go.
-pub type RoleOf = Arc<dyn Fn(&str, &str) -> Option<String> + Send + Sync>;
+/// Gives a process its role from its parent's names, if they are known, and its own, and with it
+/// the title to call it by. `None`: it may come and go.
+pub type RoleOf = Arc<dyn Fn(Option<Names<'_>>, Names<'_>) -> Option<String> + Send + Sync>;
 
 /// A process of a worker's tree.
 #[derive(Debug, Clone)]
@@ -52,13 +53,9 @@ pub enum Noticed {
         /// Which process.
         id: ProcessId,
     },
-    /// The command line of this process would tell its role; read it and call [`Processes::seen`].
-    LookAt {
-        /// Which process.
-        id: ProcessId,
-        /// Its comm now.
-        comm: String,
-    },
+    /// The names of this process have changed and may tell its role: read them, and those of its
+    /// parent, and call [`Processes::seen`].
+    LookAt(ProcessId),
     /// The kernel could not watch a child: look at the whole tree of this root.
     Rescan(WorkerId),
     /// A listening socket was closed; whether another one is left there is to be looked up.
@@ -106,14 +103,21 @@ impl Processes {
         }
     }
 
-    /// A process of `worker`'s tree was looked at, with its comm and command line as they are now.
-    pub fn seen(&mut self, worker: WorkerId, id: ProcessId, comm: &str, cmdline: &str) -> Option<Noticed> {
+    /// A process of `worker`'s tree was looked at, with its names and its parent's as they are now.
+    pub fn seen(
+        &mut self,
+        worker: WorkerId,
+        id: ProcessId,
+        parent: Option<Names<'_>>,
+        names: Names<'_>,
+    ) -> Option<Noticed> {
+        let comm = names.comm;
         let (root, role_of) = self.roots.get(&worker)?;
         let root = *root;
         if id == root {
             return None;
         }
-        let role = role_of(comm, cmdline);
+        let role = role_of(parent, names);
         let tracked = self.by_tgid.entry(id.tgid).or_insert_with(|| Tracked {
             id,
             worker,
@@ -224,8 +228,7 @@ impl Processes {
             }
             EventKind::Exec | EventKind::Rename => {
                 let tracked = self.get(id)?;
-                let comm = String::from_utf8_lossy(event.comm()).into_owned();
-                (!tracked.critical).then_some(Noticed::LookAt { id, comm })
+                (!tracked.critical).then_some(Noticed::LookAt(id))
             }
             EventKind::ListenerClosed => {
                 let worker = WorkerId(event.slot);
@@ -253,18 +256,18 @@ mod tests {
     const W: WorkerId = WorkerId(0);
     const ROOT: ProcessId = ProcessId { tgid: 100, start_ticks: 7 };
 
+    const CORE: Names<'static> = Names { comm: "VLLM::EngineCor", cmdline: "VLLM::EngineCore" };
+
     fn id(tgid: u32) -> ProcessId {
         ProcessId { tgid, start_ticks: 8 }
     }
 
     fn tree() -> Processes {
         let mut processes = Processes::default();
-        let role_of: RoleOf = Arc::new(|comm, cmdline| {
-            if cmdline.contains("EngineCore_DP1") {
-                Some("VLLM::EngineCore_DP1".to_owned())
-            } else {
-                comm.contains("::EngineCor").then(|| "VLLM::EngineCore".to_owned())
-            }
+        let vllm = crate::engines::Profile::find("vllm").expect("a profile");
+        let role_of: RoleOf = Arc::new(move |parent, names| match parent {
+            Some(parent) => vllm.role_of_child(parent, names).map(|role| role.title),
+            None => vllm.role(names.comm, names.cmdline).map(|role| role.title),
         });
         processes.adopt_root(W, ROOT, "vllm", role_of);
         processes
@@ -293,9 +296,8 @@ mod tests {
         forked(&mut processes, 200, 100);
         let mut rename = event(EventKind::Rename, 200, 8);
         rename.comm[..15].copy_from_slice(b"VLLM::EngineCor");
-        let look = processes.event(&rename);
-        assert_eq!(look, Some(Noticed::LookAt { id: id(200), comm: "VLLM::EngineCor".to_owned() }));
-        let critical = processes.seen(W, id(200), "VLLM::EngineCor", "VLLM::EngineCore");
+        assert_eq!(processes.event(&rename), Some(Noticed::LookAt(id(200))));
+        let critical = processes.seen(W, id(200), None, CORE);
         assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(200) }));
         let Some(Noticed::Evidence(Evidence { kind: Kind::ProcessExit { process, exit }, root, .. })) =
             processes.event(&exit(200, 8))
@@ -311,9 +313,19 @@ mod tests {
         let mut processes = tree();
         forked(&mut processes, 201, 100);
         let tracker = "python -B -c from multiprocessing.resource_tracker import main;main(32)";
-        assert_eq!(processes.seen(W, id(201), "python", tracker), None);
+        assert_eq!(processes.seen(W, id(201), None, Names { comm: "python", cmdline: tracker }), None);
         assert_eq!(processes.event(&exit(201, 8)), None);
         assert_eq!(processes.tree(W).len(), 1);
+    }
+
+    #[test]
+    fn a_fork_that_still_shows_its_parents_names_is_nothing_yet() {
+        let mut processes = tree();
+        processes.seen(W, id(200), None, CORE);
+        forked(&mut processes, 300, 200);
+        // It looks for a compiler that is not installed, and ends under its parent's name.
+        assert_eq!(processes.seen(W, id(300), Some(CORE), CORE), None);
+        assert_eq!(processes.event(&exit(300, 8)), None);
     }
 
     #[test]
@@ -336,8 +348,10 @@ mod tests {
     #[test]
     fn the_rank_in_the_command_line_completes_the_title() {
         let mut processes = tree();
-        processes.seen(W, id(200), "VLLM::EngineCor", "");
-        assert_eq!(processes.seen(W, id(200), "VLLM::EngineCor", "VLLM::EngineCore_DP1"), None, "critical already");
+        let short = Names { comm: "VLLM::EngineCor", cmdline: "" };
+        processes.seen(W, id(200), None, short);
+        let ranked = Names { cmdline: "VLLM::EngineCore_DP1", ..short };
+        assert_eq!(processes.seen(W, id(200), None, ranked), None, "critical already");
         assert_eq!(processes.get(id(200)).unwrap().title.as_ref(), "VLLM::EngineCore_DP1");
     }
 

@@ -27,12 +27,13 @@ use crate::effects::discovery::{Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
+use crate::engines::Names;
 use crate::metrics::Metrics;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
 use crate::sensors::pidfd::{PidFd, PidfdError};
-use crate::sensors::proc::{self, listeners};
+use crate::sensors::proc::{self, ProcessInfo, listeners};
 use crate::status::StatusHub;
 
 pub use start::{RunError, RunOptions, run};
@@ -183,11 +184,10 @@ impl Supervisor {
         match noticed {
             Noticed::Evidence(evidence) => self.evidence(evidence),
             Noticed::Critical { worker: _, root: _, id } => self.watch_critical(id),
-            Noticed::LookAt { id, comm } => {
+            Noticed::LookAt(id) => {
                 let Some(worker) = self.processes.get(id).map(|tracked| tracked.worker) else { return };
-                let cmdline = proc::cmdline(id.tgid).unwrap_or_default();
-                if let Some(noticed) = self.processes.seen(worker, id, &comm, &cmdline) {
-                    self.noticed(noticed);
+                if let Some(info) = proc::describe(id.tgid).filter(|info| info.id == id) {
+                    self.seen(worker, &info);
                 }
             }
             Noticed::Rescan(_) => self.rescan = true,
@@ -201,6 +201,16 @@ impl Supervisor {
                     }
                 });
             }
+        }
+    }
+
+    /// A process of a worker's tree was looked at; its parent's names tell whether it has its own.
+    fn seen(&mut self, worker: WorkerId, info: &ProcessInfo) {
+        let parent = proc::describe(info.parent_tgid);
+        let parent = parent.as_ref().map(|parent| Names { comm: &parent.comm, cmdline: &parent.cmdline });
+        let names = Names { comm: &info.comm, cmdline: &info.cmdline };
+        if let Some(noticed) = self.processes.seen(worker, info.id, parent, names) {
+            self.noticed(noticed);
         }
     }
 

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
 use crate::processes::RoleOf;
-use crate::sensors::proc;
-use crate::sensors::proc::find::find_root_except;
-use crate::sensors::proc::tree::{self, ProcessInfo};
+use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
 
 use lastgasp_protocol::Incarnation;
 
@@ -129,7 +127,13 @@ impl Supervisor {
             tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
         }
         let profile = Arc::clone(&config.profile);
-        let role_of: RoleOf = Arc::new(move |comm, cmdline| profile.role(comm, cmdline).map(|role| role.title));
+        let role_of: RoleOf = Arc::new(move |parent, names| {
+            let role = match parent {
+                Some(parent) => profile.role_of_child(parent, names),
+                None => profile.role(names.comm, names.cmdline),
+            };
+            role.map(|role| role.title)
+        });
         let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
         let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
         let incarnation_text = incarnation.to_string();
@@ -158,9 +162,7 @@ impl Supervisor {
                 self.watch(worker, info.id);
                 new = true;
             }
-            if let Some(noticed) = self.processes.seen(worker, info.id, &info.comm, &info.cmdline) {
-                self.noticed(noticed);
-            }
+            self.seen(worker, info);
         }
         new
     }
