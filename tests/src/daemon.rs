@@ -90,7 +90,7 @@ impl DaemonConfig {
     pub fn with(mut self, engine: &Engine) -> Self {
         let name = engine.process.name().to_owned();
         self.worker.push(WorkerConfig {
-            find: Find { env: name.clone() },
+            find: Find { env: engine.declared.clone() },
             name,
             engine: "vllm",
             writer: "daemon",

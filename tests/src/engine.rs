@@ -20,6 +20,9 @@ pub struct Engine {
     pub core: Identity,
     /// What it said when it was ready.
     pub ready: Ready,
+    /// The value of `LASTGASP_WORKER` in its environment, by which a daemon finds it: no other test
+    /// has one of the same.
+    pub declared: String,
     frontend: Frontend,
 }
 
@@ -33,9 +36,10 @@ impl Engine {
     pub async fn start(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
         let _ = std::fs::remove_file(&ready_file);
+        let declared = folder.join(name).display().to_string();
         let mut command = Command::new(binaries::find("mock-engine")?);
         command.current_dir(folder).args(["--grpc-port", "0"]).args(arguments);
-        command.arg("--ready-file").arg(&ready_file).env("LASTGASP_WORKER", name);
+        command.arg("--ready-file").arg(&ready_file).env("LASTGASP_WORKER", &declared);
         let mut process = Process::spawn(name, command, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
         process.record(ready.pids());
@@ -43,7 +47,7 @@ impl Engine {
             .ok_or_else(|| HarnessError::GaveUp(format!("{name}: its engine core is gone already")))?;
         let rust = arguments.windows(2).any(|pair| pair == ["--frontend", "rust"]);
         let frontend = if rust { Frontend::Rust } else { Frontend::Python };
-        Ok(Self { process, core, ready, frontend })
+        Ok(Self { process, core, ready, declared, frontend })
     }
 
     /// Where routers send requests.
