@@ -6,6 +6,7 @@
 
 mod adopt;
 mod carry_out;
+mod hints;
 mod report;
 mod scan;
 mod start;
@@ -61,6 +62,10 @@ struct WorkerSlot {
     /// Why its listing ends, and when the evidence for that was seen.
     ending: Option<(Cause, Nanos)>,
     reason: String,
+    /// What keeps its processes while it does not answer.
+    stuck: String,
+    /// When a reset of its port has last asked for its health.
+    reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
 }
 
@@ -190,6 +195,15 @@ impl Supervisor {
                     self.seen(worker, &info);
                 }
             }
+            Noticed::Executed(id) => self.executed(id),
+            Noticed::SupervisorSignalled(evidence) => {
+                for evidence in evidence {
+                    self.evidence(evidence);
+                }
+            }
+            Noticed::TcpReset { worker, root, direction, reason, peer, count, at } => {
+                self.tcp_reset(hints::Reset { worker, root, direction, reason, peer, count, at });
+            }
             Noticed::Rescan(_) => self.rescan = true,
             Noticed::ListenerClosed { worker, root, port, exiting, at } => {
                 let evidence = Evidence { worker, root, kind: Kind::ListenerClosed { exiting }, at };
@@ -226,6 +240,11 @@ impl Supervisor {
             slot.evidence = Some((kind.name(), *at));
         }
         self.deaths.evidence(*worker, kind, *at);
+        match kind {
+            Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[worker.0 as usize].stuck.clear(),
+            _ => {}
+        }
         let effects = self.core.evidence(&evidence, proc::monotonic_now());
         self.carry_out(effects, *at);
     }
@@ -248,6 +267,7 @@ impl Supervisor {
                 self.metrics.lose("pidfd", "open", 1);
             }
         }
+        self.processes.runs(id, proc::exe(id.tgid));
         if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
             self.evidence(evidence);
         }

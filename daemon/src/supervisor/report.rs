@@ -105,6 +105,7 @@ impl Supervisor {
                     since: slot.since.to_string(),
                     reason: match root {
                         None if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        Some(_) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
                         _ => slot.reason.clone(),
                     },
                     incarnation: slot.incarnation.clone(),

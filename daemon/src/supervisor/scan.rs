@@ -121,6 +121,7 @@ impl Supervisor {
         let config = Arc::clone(&self.config);
         let config = &config.workers[worker.0 as usize];
         self.watch(worker, root);
+        self.watch_supervisor(worker, info);
         if let (Ok(netns), Some(probes)) = (proc::netns_inum(root.tgid), self.probes.as_mut())
             && let Err(error) = probes.watch_port(netns, config.port, worker.0)
         {

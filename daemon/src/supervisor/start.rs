@@ -204,6 +204,8 @@ async fn main(
             evidence: None,
             ending: None,
             reason: String::new(),
+            stuck: String::new(),
+            reset_probe: None,
             since: jiff::Timestamp::now(),
         })
         .collect();
