@@ -37,8 +37,8 @@ pub enum EventKind {
     /// stop it (`SIGSTOP`); told by the sender's own thread. It may come after the
     /// process's own events about that signal: the victim may run on another CPU.
     SignalGenerate = 7,
-    /// The kernel sent a TCP reset from a watched port. At most one in
-    /// [`RESET_WINDOW`](crate::RESET_WINDOW) per port, reason and CPU, with the
+    /// The kernel sent a TCP reset from a watched port. One in
+    /// [`RESET_WINDOW`](crate::RESET_WINDOW) per port and reason, with the
     /// [`count`](Event::count) of all since the last one.
     TcpResetSent = 8,
     /// A connection of a watched port was reset by its peer; limited like the former.
@@ -203,8 +203,8 @@ pub struct Event {
     pub peer_port: u32,
     /// TCP reset: a number of `enum sk_rst_reason` of this kernel, see `REASON_KNOWN`.
     pub reason: u32,
-    /// TCP reset: how many there were since the last event of this port, reason and
-    /// CPU, this one included.
+    /// TCP reset: how many there were since the last event of this port and reason,
+    /// this one included. About: CPUs do not wait for each other to count.
     pub count: u32,
     /// The group leader's `comm`, never another thread's. For a fork the name of
     /// the thread that forked; for a rename and an exec the new one; for a signal

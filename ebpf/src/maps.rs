@@ -64,7 +64,7 @@ pub struct ResetKey {
     pub sort: u32,
 }
 
-/// Value of `RESETS`, one for each CPU.
+/// Value of `RESETS`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(C)]
 pub struct ResetWindow {
@@ -74,8 +74,7 @@ pub struct ResetWindow {
     pub untold: u64,
 }
 
-/// Nanoseconds in which at most one event is made of resets of one [`ResetKey`] on
-/// one CPU, so that thousands of rude clients cost next to nothing.
+/// Nanoseconds in which one event is made of resets of one [`ResetKey`], so that thousands of rude clients cost next to nothing.
 pub const RESET_WINDOW: u64 = 1_000_000_000;
 
 /// Key of `SIGNALLED`: what was said of a process already, so that a thousand

@@ -35,7 +35,7 @@ pub mod map {
     pub const PORTS: &str = "PORTS";
     /// LRU hash: [`SignalledKey`](crate::SignalledKey) to nothing of interest.
     pub const SIGNALLED: &str = "SIGNALLED";
-    /// Per-CPU LRU hash: [`ResetKey`](crate::ResetKey) to [`ResetWindow`](crate::ResetWindow).
+    /// LRU hash: [`ResetKey`](crate::ResetKey) to [`ResetWindow`](crate::ResetWindow).
     pub const RESETS: &str = "RESETS";
     /// Per-CPU array: events lost for want of room in the ring, by kind.
     pub const DROPPED: &str = "DROPPED";

@@ -15,5 +15,7 @@ mod loading;
 mod loss;
 mod oom;
 mod rename;
+mod reset;
 mod residue;
+mod sender;
 mod signal;

@@ -21,7 +21,7 @@ use aya_ebpf::{
     bindings::BPF_ANY,
     helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel},
     macros::{map, raw_tracepoint},
-    maps::LruPerCpuHashMap,
+    maps::LruHashMap,
     programs::RawTracePointContext,
 };
 use lastgasp_ebpf::{EventFlags, EventKind, ListenerKey, RESET_WINDOW, ResetKey, ResetWindow};
@@ -58,7 +58,7 @@ static DEV_NET: Offset = unresolved();
 static RESET_HAS_REASON: Variant = Global::new(0);
 
 #[map]
-static RESETS: LruPerCpuHashMap<ResetKey, ResetWindow> = LruPerCpuHashMap::with_max_entries(1024, 0);
+static RESETS: LruHashMap<ResetKey, ResetWindow> = LruHashMap::with_max_entries(1024, 0);
 
 /// `TCP_TIME_WAIT`, include/net/tcp_states.h
 const TIME_WAIT: u8 = 6;
@@ -176,9 +176,9 @@ fn report(kind: EventKind, connection: Connection, reason: Option<u32>) -> Optio
     let now = unsafe { bpf_ktime_get_ns() };
     let untold = match RESETS.get_ptr_mut(key) {
         Some(window) => {
-            // SAFETY: the pointer is to this CPU's value, aligned, and lives as long as the map.
-            // Each key belongs to one program, which does not interrupt itself on a CPU. An entry that is
-            // evicted meanwhile is at worst another key's, whose count is a little wrong then.
+            // SAFETY: the pointer is to a live value of the map, aligned, of two plain words. Two CPUs at
+            // the same moment may count one reset too few, or tell the same ones twice, and an entry that is
+            // evicted meanwhile is another key's. Nothing depends on the exact number.
             let window = unsafe { &mut *window };
             window.untold += 1;
             if now.wrapping_sub(window.told_at) < RESET_WINDOW {

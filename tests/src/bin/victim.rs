@@ -39,6 +39,16 @@ enum Victim {
     ForkMany { count: usize },
     /// Touch so many MiB, then at a line read address zero with cores allowed.
     Segv { mib: usize },
+    /// At a line call `abort`, without a core.
+    Abort,
+    /// At a line write to address zero, without a core.
+    Fault,
+    /// A child of this process gets SIGTERM when this process dies.
+    DeathSignal,
+    #[command(hide = true)]
+    DeathSignalChild,
+    /// Wait for SIGTERM with `sigwait`, then make a child process `exit 0`, whose id is printed, and exit.
+    SigwaitTerm,
     /// Ignore SIGTERM.
     IgnoreTerm,
     /// Handle SIGTERM, SIGINT and SIGUSR1 by doing nothing.
@@ -54,6 +64,9 @@ enum Victim {
     Listen,
     /// The same in a network namespace of its own, on this port.
     ListenElsewhere { port: u16 },
+    /// Listen on a port that the kernel chooses, and accept connections, whose numbers are
+    /// printed, without ever reading from them.
+    Accept,
     /// Join the cgroup whose directory this is, and allocate until it is full.
     Allocate { cgroup: std::path::PathBuf },
 }
@@ -143,6 +156,46 @@ fn main() -> ExitCode {
             std::hint::black_box(&memory);
             raise(libc::SIGSEGV);
         }
+        Victim::Abort => {
+            no_core();
+            ready("");
+            wait();
+            std::process::abort();
+        }
+        Victim::Fault => {
+            no_core();
+            default_action(libc::SIGSEGV);
+            ready("");
+            wait();
+            // SAFETY: it is not safe, and that is the point: the kernel ends this process here.
+            unsafe { std::ptr::null_mut::<u8>().write_volatile(1) };
+        }
+        Victim::DeathSignal => {
+            let mut child = Command::new(this());
+            child.arg("death-signal-child").stdin(Stdio::null()).stdout(Stdio::piped());
+            let mut child = child.spawn().expect("this program runs, so it can run again");
+            let mut line = String::new();
+            let output = child.stdout.take().expect("it is piped");
+            std::io::BufReader::new(output).read_line(&mut line).expect("a pipe can be read");
+            ready(&child.id().to_string());
+            wait();
+        }
+        Victim::DeathSignalChild => {
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::SIGTERM).expect("a valid signal");
+            ready("");
+            loop {
+                thread::park();
+            }
+        }
+        Victim::SigwaitTerm => {
+            let term = nix::sys::signal::SigSet::from_iter([nix::sys::signal::SIGTERM]);
+            term.thread_block().expect("a valid set");
+            ready("");
+            term.wait().expect("a valid set");
+            let mut child = child(&["exit", "0"]);
+            say(&format!("child {}", child.id()));
+            child.wait().expect("a child can be waited for");
+        }
         Victim::IgnoreTerm => {
             // SAFETY: SIG_IGN is a valid disposition, and there is no other thread.
             unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
@@ -195,6 +248,19 @@ fn main() -> ExitCode {
             say("by a thread");
             wait();
         }
+        Victim::Accept => {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind");
+            let port = listener.local_addr().expect("it is bound").port();
+            thread::spawn(move || {
+                let mut accepted = Vec::new();
+                while let Ok((stream, _)) = listener.accept() {
+                    accepted.push(stream);
+                    say(&format!("accepted {}", accepted.len()));
+                }
+            });
+            ready(&port.to_string());
+            wait();
+        }
         Victim::Listen => {
             listen(0);
         }
@@ -230,6 +296,10 @@ fn exit_thread() -> ! {
     // threads of these victims share only reference-counted barriers.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
     unreachable!("SYS_exit does not return")
+}
+
+fn no_core() {
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0).expect("anybody may lower it");
 }
 
 fn default_action(signal: i32) {

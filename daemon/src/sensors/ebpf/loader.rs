@@ -277,6 +277,13 @@ impl Probes {
         absent_is_fine(self.ports.remove(&key)).map_err(|source| MapAccess { operation: "unwatch a port", source })
     }
 
+    /// Whether this kernel tells why it sends a TCP reset. Those that do also tell of resets that no
+    /// full socket sends.
+    #[must_use]
+    pub fn gives_reset_reasons(&self) -> bool {
+        !self.reset_reasons.is_empty()
+    }
+
     /// This kernel's name of a reason for a TCP reset, as `tcp_abort_on_close`.
     #[must_use]
     pub fn reset_reason(&self, number: u32) -> Option<&str> {
