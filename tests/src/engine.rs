@@ -34,10 +34,33 @@ impl Engine {
     ///
     /// It is not built, or ends before it serves.
     pub async fn start(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        Self::start_by(Command::new(binaries::find("mock-engine")?), name, arguments, folder).await
+    }
+
+    /// Starts one as the child of a shell that lets SIGTERM pass; [`Engine::process`] is the shell.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::start`].
+    pub async fn start_supervised(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        // Only the child carries the variable: the root is its topmost carrier.
+        const SUPERVISE: &str = r#"declared=$1; shift; trap true TERM; LASTGASP_WORKER=$declared "$@" & wait; wait"#;
+        let declared = folder.join(name).display().to_string();
+        let mut shell = Command::new("env");
+        shell.args(["-u", "LASTGASP_WORKER", "sh", "-c", SUPERVISE, "sh", &declared]);
+        shell.arg(binaries::find("mock-engine")?);
+        Self::start_by(shell, name, arguments, folder).await
+    }
+
+    async fn start_by(
+        mut command: Command,
+        name: &str,
+        arguments: &[&str],
+        folder: &Path,
+    ) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
         let _ = std::fs::remove_file(&ready_file);
         let declared = folder.join(name).display().to_string();
-        let mut command = Command::new(binaries::find("mock-engine")?);
         command.current_dir(folder).args(["--grpc-port", "0"]).args(arguments);
         command.arg("--ready-file").arg(&ready_file).env("LASTGASP_WORKER", &declared);
         let mut process = Process::spawn(name, command, folder)?;
