@@ -10,6 +10,7 @@ mod harness;
 mod exec;
 mod exit;
 mod fork;
+mod kmsg;
 mod listener;
 mod loading;
 mod loss;

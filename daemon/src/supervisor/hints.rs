@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::core::{Direction, Evidence, Kind, Nanos, ProcessId, State, WorkerId};
+use crate::core::{Direction, Evidence, GpuPolicy, Kind, Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
+use crate::sensors::kmsg::{Fact, Told};
 use crate::sensors::proc::{self, ProcessInfo, ProcessState};
 
 use super::Supervisor;
@@ -85,6 +86,43 @@ impl Supervisor {
         }
         slot.reset_probe = Some(at);
         self.evidence(Evidence { worker, root, kind, at });
+    }
+
+    /// The kernel's log said something.
+    pub(super) fn kmsg(&mut self, told: Told) {
+        let at = proc::monotonic_now();
+        match told {
+            Told::Overrun => self.metrics.lose("kmsg", "record", 1),
+            Told::Fact(Fact::OomKill { tid, scope }) => {
+                let tgid = proc::thread_group(tid).unwrap_or(tid);
+                let Some(tracked) = self.processes.by_pid(tgid) else { return };
+                let detail = format!("{} (pid {tgid}): {scope}", tracked.title);
+                tracing::warn!(worker = %self.name(tracked.worker), detail, "OOM kill");
+                self.deaths.moment(tracked.worker, MomentKind::Evidence, "oom_kill", detail, at);
+            }
+            Told::Fact(Fact::GpuFault { fault, policy, pid }) => self.gpu_fault(&fault, policy, pid, at),
+        }
+    }
+
+    /// A fault of a worker's process is its own. One of a process of nobody's is nothing, and one that
+    /// names no process may be anybody's: everybody is asked.
+    fn gpu_fault(&mut self, fault: &str, policy: GpuPolicy, pid: Option<u32>, at: Nanos) {
+        tracing::warn!(fault, pid, policy = ?policy, "GPU fault");
+        self.metrics.notices.with_label_values(&["gpu_fault"]).inc();
+        let fault = fault.to_owned();
+        if let Some(pid) = pid {
+            let tgid = proc::thread_group(pid).unwrap_or(pid);
+            let Some(tracked) = self.processes.by_pid(tgid) else { return };
+            let (worker, root, process) = (tracked.worker, tracked.root, Some(tracked.process()));
+            self.evidence(Evidence { worker, root, kind: Kind::GpuFault { process, fault, policy }, at });
+            return;
+        }
+        let policy = if policy == GpuPolicy::Lost { GpuPolicy::Probe } else { policy };
+        for worker in (0..).map(WorkerId).take(self.workers.len()) {
+            let Some(root) = self.processes.root(worker) else { continue };
+            let kind = Kind::GpuFault { process: None, fault: fault.clone(), policy };
+            self.evidence(Evidence { worker, root, kind, at });
+        }
     }
 
     /// The worker does not answer: whether its processes could. Health decides; this is what a person

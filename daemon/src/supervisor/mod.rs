@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
+use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, ProcessInfo, listeners};
 use crate::status::StatusHub;
@@ -77,6 +78,8 @@ enum Message {
     Scanned(Vec<scan::Sighting>),
     /// A closed listener was looked at: nobody listens on the port any more.
     NoListenerLeft(Evidence),
+    /// The kernel's log said something.
+    Kmsg(kmsg::Told),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
@@ -121,6 +124,8 @@ struct Supervisor {
     dropped: HashMap<&'static str, u64>,
     started_at: jiff::Timestamp,
     sensor_reason: String,
+    /// Why the kernel's log is not read, if so.
+    kmsg_off: Option<String>,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
@@ -301,6 +306,7 @@ impl Supervisor {
             }
             Message::Scanned(sightings) => self.scanned(sightings),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
+            Message::Kmsg(told) => self.kmsg(told),
             Message::Rechecked(worker, root, process, presence) => self.rechecked(worker, root, process, presence),
             Message::Inherited(records) => self.inherit(records),
             Message::Claimed(record) => self.claimed(record),

@@ -68,6 +68,11 @@ impl Supervisor {
                         ProbeState::Off(reason) => reason.to_string(),
                     },
                 })
+                .chain([ProbeStatus {
+                    name: "kmsg".to_owned(),
+                    on: self.kmsg_off.is_none(),
+                    reason: self.kmsg_off.clone().unwrap_or_default(),
+                }])
                 .collect(),
             losses: self.metrics.losses(),
             routers,

@@ -19,11 +19,12 @@ use crate::metrics::Metrics;
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
 use crate::sensors::health::{self, Life};
+use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::report::Ready;
-use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
+use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -183,6 +184,7 @@ async fn main(
         },
         Err(reason) => (None, None, reason),
     };
+    let kmsg_off = follow_kmsg(&side, messages.clone());
     let workers = config
         .workers
         .iter()
@@ -239,6 +241,7 @@ async fn main(
         dropped: HashMap::new(),
         started_at: jiff::Timestamp::now(),
         sensor_reason,
+        kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,
@@ -246,6 +249,24 @@ async fn main(
     let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
+}
+
+/// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
+fn follow_kmsg(side: &tokio::runtime::Handle, messages: mpsc::UnboundedSender<Message>) -> Option<String> {
+    match Kmsg::open(Facilities::Kernel) {
+        Ok(log) => {
+            side.spawn(async move {
+                if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
+                    tracing::error!(%error, "the kernel's log is not read any more: GPU faults go unseen");
+                }
+            });
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "{KMSG} cannot be read: GPU faults go unseen, and OOM kills are not told apart");
+            Some(format!("{KMSG}: {error}"))
+        }
+    }
 }
 
 fn core(config: &Config) -> Core {
