@@ -20,3 +20,4 @@ mod reset;
 mod residue;
 mod sender;
 mod signal;
+mod storm;
