@@ -80,6 +80,8 @@ impl Deaths {
     /// Certificates of this node.
     #[must_use]
     pub fn new(node: Name) -> Self {
+        // The first id seeds this thread's random numbers, which takes longer than a death may.
+        let _ = Self::new_id();
         Self { node, trails: HashMap::new(), drafts: Vec::new() }
     }
 
