@@ -346,7 +346,7 @@ async fn at_a_handover_what_cannot_be_moved_stays_to_its_end() {
     let story = Story::start(moving(), &[&leaving]).await;
     let mut body = completion();
     body["guided_regex"] = "x".into();
-    leaving.step(3);
+    leaving.step(6);
     let begun = Begun::after(story.post(COMPLETIONS, &body).await).await;
     let well = Worker::start("b", Behaviour::Well).await;
     story.list("b", &well.endpoint);
@@ -530,7 +530,7 @@ async fn a_signal_is_answered_with_what_became_of_every_stream() {
 async fn a_handover_without_another_worker_leaves_the_stream_where_it_is_until_there_is_one() {
     let leaving = Worker::start("a", Behaviour::Paced).await;
     let story = Story::start(moving(), &[&leaving]).await;
-    leaving.step(4);
+    leaving.step(6);
     let begun = Begun::after(story.post(CHAT, &chat()).await).await;
     story.signal(Mode::Handover, &["a"]);
     leaving.step(2);
