@@ -52,6 +52,8 @@ struct WorkerSlot {
     claimed: Option<WorkerRecord>,
     /// Processes of lives that are over. What is left of them is no successor.
     former: HashSet<ProcessId>,
+    /// Network namespace and port of the listener that the kernel watches.
+    port: Option<(u32, u16)>,
     /// Of the record, as last acknowledged.
     revision: u64,
     epoch: u64,
@@ -296,6 +298,18 @@ impl Supervisor {
         }
     }
 
+    /// A process that died before it was watched leaves an entry in the kernel's map, which no exit
+    /// will remove any more.
+    fn sweep_watched(&mut self) {
+        let Some(probes) = self.probes.as_ref() else { return };
+        let watched = probes.watched_processes();
+        let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
+        let stale: Vec<_> = ids.filter(|id| !proc::is_alive(*id)).collect();
+        for id in stale {
+            self.unwatch(id);
+        }
+    }
+
     fn next_timer(&self) -> Instant {
         let now = proc::monotonic_now();
         let wait = self.timers.values().map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
@@ -317,6 +331,9 @@ impl Supervisor {
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
+        if self.ticks.is_multiple_of(TREE_TICKS) {
+            self.sweep_watched();
+        }
         if !self.scanning {
             self.start_scan();
         }

@@ -121,11 +121,7 @@ impl Supervisor {
         let config = Arc::clone(&self.config);
         let config = &config.workers[worker.0 as usize];
         self.watch(worker, root);
-        if let (Ok(netns), Some(probes)) = (proc::netns_inum(root.tgid), self.probes.as_mut())
-            && let Err(error) = probes.watch_port(netns, config.port, worker.0)
-        {
-            tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
-        }
+        self.watch_listener(worker, root);
         let profile = Arc::clone(&config.profile);
         let role_of: RoleOf = Arc::new(move |parent, names| {
             let role = match parent {
@@ -150,6 +146,29 @@ impl Supervisor {
         self.start_health(worker, root, false);
         self.prove_claim(worker);
         true
+    }
+
+    /// The serving port in the network namespace of this root, instead of the former one's.
+    fn watch_listener(&mut self, worker: WorkerId, root: ProcessId) {
+        let Some(probes) = self.probes.as_mut() else { return };
+        let config = &self.config.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker.0 as usize];
+        let port = proc::netns_inum(root.tgid).ok().map(|netns| (netns, config.port));
+        if slot.port == port {
+            return;
+        }
+        if let Some((netns, port)) = slot.port.take() {
+            // It may be gone with its namespace; there is nothing to do about a failure.
+            let _ = probes.unwatch_port(netns, port);
+        }
+        let Some((netns, number)) = port else { return };
+        match probes.watch_port(netns, number, worker.0) {
+            Ok(()) => slot.port = port,
+            Err(error) => {
+                tracing::warn!(%error, worker = %config.name, port = number, "its listener is not watched");
+                self.metrics.lose("watch", "port", 1);
+            }
+        }
     }
 
     fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessInfo]) -> bool {

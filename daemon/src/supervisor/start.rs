@@ -197,6 +197,7 @@ async fn main(
             health: None,
             claimed: None,
             former: HashSet::new(),
+            port: None,
             revision: 0,
             epoch: 0,
             listed: false,
