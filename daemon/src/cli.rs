@@ -449,7 +449,7 @@ mod tests {
         let Command::Run(args) = cli.command else { panic!("{cli:?}") };
         let (config, _) = args.config.load().unwrap();
         assert_eq!(config.node.as_str(), "gpu-z");
-        assert_eq!((config.ebpf, config.mode), (crate::config::EbpfMode::Off, crate::config::Mode::Observe));
+        assert_eq!((config.ebpf.enabled, config.mode), (crate::config::EbpfMode::Off, crate::config::Mode::Observe));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod core;
 pub mod effects;
 pub mod engines;
 pub mod metrics;
+pub mod privileges;
 pub mod processes;
 pub mod sensors;
 pub mod status;

@@ -9,6 +9,9 @@ use crate::status::LossStatus;
 /// Every state of a worker, as in `lastgasp_worker_state`.
 pub const WORKER_STATES: [&str; 6] = ["starting", "serving", "unready", "draining", "left", "lost"];
 
+/// What may see processes die, as in `lastgasp_sensor`.
+pub const SENSORS: [&str; 2] = ["ebpf", "pidfd"];
+
 /// From what the kernel needs at best to what a lost NATS costs, in seconds.
 const LATENCY: [f64; 16] =
     [50e-6, 100e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 2e-3, 3e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.5, 2.0, 10.0];
@@ -41,6 +44,8 @@ pub struct Metrics {
     pub deaths_seen_only_by_pidfd: IntCounter,
     /// 1 for a kernel program that is attached, by `probe`.
     pub ebpf_probe_on: IntGaugeVec,
+    /// 1 for what sees processes die, 0 for the other, by `sensor`.
+    pub sensor: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
 }
@@ -77,6 +82,7 @@ impl Metrics {
                 )),
             ),
             ebpf_probe_on: gauges(&registry, "ebpf_probe_on", "1 for a kernel program that is attached.", &["probe"]),
+            sensor: gauges(&registry, "sensor", "1 for what sees processes die.", &["sensor"]),
             nats_connected: registered(
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
@@ -98,6 +104,13 @@ impl Metrics {
     pub fn set_worker_state(&self, worker: &str, state: &str) {
         for name in WORKER_STATES {
             self.worker_state.with_label_values(&[worker, name]).set(i64::from(name == state));
+        }
+    }
+
+    /// Says which of [`SENSORS`] sees processes die.
+    pub fn set_sensor(&self, sensor: &str) {
+        for name in SENSORS {
+            self.sensor.with_label_values(&[name]).set(i64::from(name == sensor));
         }
     }
 

@@ -36,7 +36,7 @@ pub struct Config {
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.
-    pub ebpf: EbpfMode,
+    pub ebpf: EbpfConfig,
     /// Where the daemon answers questions.
     pub status: StatusConfig,
     /// How long the node's lease lasts without renewal.
@@ -78,6 +78,17 @@ pub enum EbpfMode {
     Off,
     /// End where it refuses.
     Required,
+}
+
+/// How the kernel is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EbpfConfig {
+    /// Whether at all.
+    pub enabled: EbpfMode,
+    /// Where the kernel's types are described.
+    pub btf: PathBuf,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
 }
 
 /// How NATS is reached. At most one login is set.

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod carry_out;
+mod degraded;
 mod report;
 mod scan;
 mod start;
@@ -29,6 +30,7 @@ use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
 use crate::engines::Names;
 use crate::metrics::Metrics;
+use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
@@ -113,7 +115,8 @@ struct Supervisor {
     ticks: u64,
     dropped: HashMap<&'static str, u64>,
     started_at: jiff::Timestamp,
-    sensor_reason: String,
+    no_ebpf: Option<degraded::NoEbpf>,
+    reduced: Reduced,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
@@ -174,10 +177,11 @@ impl Supervisor {
     }
 
     fn lose_ring(&mut self) {
-        tracing::error!("the ring buffer cannot be polled any more; pidfds carry on");
         self.events = None;
         self.probes = None;
-        "the ring buffer cannot be polled".clone_into(&mut self.sensor_reason);
+        let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
+        no_ebpf.log();
+        self.no_ebpf = Some(no_ebpf);
     }
 
     fn noticed(&mut self, noticed: Noticed) {

@@ -29,6 +29,7 @@ impl Supervisor {
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        self.metrics.set_sensor(self.sensor());
         let status = self.status(link);
         self.hub.publish(status);
     }
@@ -47,7 +48,7 @@ impl Supervisor {
             mode: self.config.mode.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             sensor: self.sensor().to_owned(),
-            sensor_reason: self.sensor_reason.clone(),
+            sensor_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
             nats: link.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
             lease: match &self.lease {
@@ -72,6 +73,8 @@ impl Supervisor {
             losses: self.metrics.losses(),
             routers,
             warnings: self.warnings.clone(),
+            degraded: self.degraded(),
+            privileges: Some(self.privileges()),
         }
     }
 
@@ -204,7 +207,7 @@ impl Supervisor {
             let on = matches!(state, ProbeState::On);
             self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(i64::from(on));
             if let ProbeState::Off(reason) = state {
-                tracing::warn!(probe = probe.as_str(), %reason, "probe off");
+                tracing::warn!(probe = probe.as_str(), %reason, cost = probe.cost(), "probe off");
             }
         }
     }
