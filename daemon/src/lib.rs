@@ -12,6 +12,7 @@
 pub mod cli;
 pub mod config;
 pub mod core;
+pub mod doctor;
 pub mod effects;
 pub mod engines;
 pub mod metrics;

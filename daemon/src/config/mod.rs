@@ -13,6 +13,7 @@ mod tests;
 pub mod value;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -178,6 +179,18 @@ pub enum Find {
     Cmdline(String),
     /// By the value of `LASTGASP_WORKER` in its environment.
     Env(String),
+}
+
+impl fmt::Display for Find {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pid(pid) => write!(f, "pid {pid}"),
+            Self::PidFile(path) => write!(f, "pid file {}", path.display()),
+            Self::Port(port) => write!(f, "port {port}"),
+            Self::Cmdline(part) => write!(f, "command line {part:?}"),
+            Self::Env(worker) => write!(f, "LASTGASP_WORKER={worker}"),
+        }
+    }
 }
 
 /// How a worker's health is asked for. At most one of `grpc` and `http` is set.

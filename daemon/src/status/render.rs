@@ -29,14 +29,14 @@ pub enum Style {
 }
 
 /// SGR parameters (ECMA-48, 8.3.117).
-const BOLD: &str = "1";
-const RED: &str = "31";
-const GREEN: &str = "32";
-const YELLOW: &str = "33";
-const DIM: &str = "2";
+pub(crate) const BOLD: &str = "1";
+pub(crate) const RED: &str = "31";
+pub(crate) const GREEN: &str = "32";
+pub(crate) const YELLOW: &str = "33";
+pub(crate) const DIM: &str = "2";
 
 impl Style {
-    fn paint(self, colour: &str, text: &str) -> String {
+    pub(crate) fn paint(self, colour: &str, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),
             Self::Coloured => format!("\u{1b}[{colour}m{text}\u{1b}[0m"),
@@ -220,7 +220,7 @@ fn ago(since: &str, now: Timestamp) -> String {
 }
 
 /// Titles are what processes call themselves: a control character in one must not reach a terminal.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

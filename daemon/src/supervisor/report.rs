@@ -173,7 +173,11 @@ impl Supervisor {
         for (kind, total) in dropped {
             let known = self.dropped.entry(kind.as_str()).or_default();
             if total > *known {
-                tracing::error!(kind = kind.as_str(), lost = total - *known, "the ring buffer was full");
+                tracing::error!(
+                    kind = kind.as_str(),
+                    lost = total - *known,
+                    "the ring buffer was full; all trees are looked at again"
+                );
                 self.metrics.lose("ring", kind.as_str(), total - *known);
                 *known = total;
                 // What was lost may have been a fork or an exit.
