@@ -89,8 +89,15 @@ impl Deaths {
         Ulid::new().to_string()
     }
 
-    /// Notes evidence about the present life of a worker.
+    /// Notes evidence about the present life of a worker. While it seems well, only what may turn
+    /// out to be the beginning of its end is kept.
     pub fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
+        let good =
+            matches!(kind, Kind::Serving { .. } | Kind::ProbeAnswered | Kind::Listening | Kind::CriticalSeen { .. });
+        if good && !self.drafts.iter().any(|draft| draft.worker == worker) {
+            self.trails.remove(&worker);
+            return;
+        }
         let detail = match kind {
             Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => {
                 format!("{} (pid {}) {exit:?}", process.title, process.tgid)

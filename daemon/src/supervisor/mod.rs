@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::Config;
-use crate::core::{Core, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
+use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::{Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
@@ -109,6 +109,8 @@ struct Supervisor {
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
+    /// What people are told once that has left, with the time of each decision.
+    untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
     scanning: bool,
     rescan: bool,
@@ -154,6 +156,11 @@ impl Supervisor {
                 () = &mut shutdown => break,
             }
             self.send_outgoing();
+            if !self.untold.is_empty() {
+                // Registrars and the connection to NATS run first.
+                tokio::task::yield_now().await;
+                self.tell_people();
+            }
             self.settle_certificates();
         }
         self.publish_status();
@@ -225,13 +232,13 @@ impl Supervisor {
             self.metrics.evidence.with_label_values(&["outdated"]).inc();
             return;
         }
+        let effects = self.core.evidence(&evidence, proc::monotonic_now());
+        self.carry_out(effects, *at);
         self.metrics.evidence.with_label_values(&[kind.name()]).inc();
         if let Some(slot) = self.workers.get_mut(worker.0 as usize) {
             slot.evidence = Some((kind.name(), *at));
         }
         self.deaths.evidence(*worker, kind, *at);
-        let effects = self.core.evidence(&evidence, proc::monotonic_now());
-        self.carry_out(effects, *at);
     }
 
     /// A critical process is there: its pidfd is the cross-check, and the fallback.

@@ -250,6 +250,7 @@ async fn main(
         messages,
         health_tx,
         outgoing: Vec::new(),
+        untold: Vec::new(),
         noticed: Vec::with_capacity(64),
         scanning: false,
         rescan: false,

@@ -423,7 +423,7 @@ impl Continuation {
                 self.uncounted += 1;
                 self.leg.begun = true;
                 let changed = self.unify(&mut chunk);
-                self.emit(event, changed.then(|| chunk.to_text()), out);
+                self.emit(event, changed.then(|| chunk.into_text()), out);
                 Progress::Going
             }
         }
@@ -443,7 +443,7 @@ impl Continuation {
         }
         let changed = self.unify(&mut chunk);
         self.flush(out);
-        self.emit(event, changed.then(|| chunk.to_text()), out);
+        self.emit(event, changed.then(|| chunk.into_text()), out);
         Progress::Going
     }
 
@@ -585,7 +585,7 @@ impl Continuation {
             chunk.choices[0].set("stop_reason", text(stop));
             changed = true;
         }
-        let changed = changed.then(|| chunk.to_text());
+        let changed = changed.then(|| chunk.into_text());
         if hold {
             let mut held = std::mem::take(&mut self.held);
             match changed {
