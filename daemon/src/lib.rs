@@ -15,6 +15,7 @@ pub mod core;
 pub mod doctor;
 pub mod effects;
 pub mod engines;
+pub mod losses;
 pub mod metrics;
 pub mod privileges;
 pub mod processes;

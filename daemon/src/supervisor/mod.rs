@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
+use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
 use lastgasp_protocol::{Cause, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
@@ -29,6 +30,7 @@ use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
 use crate::engines::Names;
+use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
@@ -80,6 +82,8 @@ enum Message {
     Inherited(Vec<(WorkerRecord, u64)>),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
+    /// Something was lost on its way here.
+    Lost(Loss),
     /// A claim was checked against the process that should have made it.
     Proven(WorkerId, ProcessId, WorkerRecord),
 }
@@ -171,9 +175,16 @@ impl Supervisor {
     fn drain_ring(&mut self) {
         let Some(events) = self.events.as_mut() else { return };
         let (processes, noticed) = (&mut self.processes, &mut self.noticed);
-        let drained = events.drain(|event| noticed.extend(processes.event(event)));
+        let mut unwatched = 0;
+        let drained = events.drain(|event| {
+            unwatched += u64::from(event.flags.contains(EventFlags::NOT_WATCHED));
+            noticed.extend(processes.event(event));
+        });
+        if unwatched > 0 {
+            self.metrics.lose(Loss::WatchFork, unwatched);
+        }
         if drained.undecodable > 0 {
-            self.metrics.lose("decode", "event", drained.undecodable as u64);
+            self.metrics.lose(Loss::Event, drained.undecodable as u64);
         }
         let mut noticed = std::mem::take(&mut self.noticed);
         for one in noticed.drain(..) {
@@ -256,7 +267,7 @@ impl Supervisor {
             Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
             Err(error) => {
                 tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
-                self.metrics.lose("pidfd", "open", 1);
+                self.metrics.lose(Loss::Pidfd, 1);
             }
         }
         if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
@@ -273,6 +284,8 @@ impl Supervisor {
                     && self.probes.is_some()
                 {
                     self.metrics.deaths_seen_only_by_pidfd.inc();
+                    // The ring may have been full.
+                    self.count_losses();
                 }
                 if let Some(evidence) = self.processes.gone(id, exit, at) {
                     self.evidence(evidence);
@@ -287,6 +300,7 @@ impl Supervisor {
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Rechecked(worker, root, process, presence) => self.rechecked(worker, root, process, presence),
             Message::Inherited(records) => self.inherit(records),
+            Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
             Message::Proven(worker, root, record) => self.proven(worker, root, record),
         }

@@ -11,6 +11,7 @@ use crate::core::{Nanos, State, WorkerId};
 use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
+use crate::losses::Loss;
 use crate::sensors::ebpf::ProbeState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
@@ -158,12 +159,18 @@ impl Supervisor {
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
             self.tell("certificate", worker, summary, Some(json));
             let context = self.context.borrow().clone();
-            if let Some(context) = context
-                && !certificate.observed_only
-            {
-                tokio::spawn(deaths::publish(context, certificate));
+            if certificate.observed_only {
+                continue;
+            }
+            match context {
+                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
+                None => {
+                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
+                    self.metrics.lose(Loss::Certificate, 1);
+                }
             }
         }
+        self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
     }
 
     /// Events that the kernel could not hand over, by kind.
@@ -178,7 +185,7 @@ impl Supervisor {
                     lost = total - *known,
                     "the ring buffer was full; all trees are looked at again"
                 );
-                self.metrics.lose("ring", kind.as_str(), total - *known);
+                self.metrics.lose(Loss::Ring(kind), total - *known);
                 *known = total;
                 // What was lost may have been a fork or an exit.
                 self.rescan = true;

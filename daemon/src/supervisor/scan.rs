@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
+use crate::losses::Loss;
 use crate::processes::RoleOf;
 use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
 
@@ -125,6 +126,7 @@ impl Supervisor {
             && let Err(error) = probes.watch_port(netns, config.port, worker.0)
         {
             tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
+            self.metrics.lose(Loss::WatchPort, 1);
         }
         let profile = Arc::clone(&config.profile);
         let role_of: RoleOf = Arc::new(move |parent, names| {
@@ -172,7 +174,7 @@ impl Supervisor {
             && let Err(error) = probes.watch(id.tgid, worker.0, id.start_ticks)
         {
             tracing::error!(%error, tgid = id.tgid, "the kernel does not watch this process; its pidfd does");
-            self.metrics.lose("watch", "map", 1);
+            self.metrics.lose(Loss::WatchProcess, 1);
         }
     }
 

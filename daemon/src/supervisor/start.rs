@@ -190,7 +190,7 @@ async fn main(
         });
     }
     tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
-    let signals = Signals::new(client, routers.clone(), answers_tx)
+    let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
 
