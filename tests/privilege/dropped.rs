@@ -27,6 +27,18 @@ async fn another_user_with_two_capabilities_ends_up_with_none() {
     kernel_events_still_come(&scene).await;
 }
 
+/// The full tier: an engine of another user, found by what its environment says.
+#[tokio::test]
+async fn another_user_may_keep_what_finds_the_engines_of_others() {
+    let scene = Scene::new().await;
+    let folder = scene.daemons.path();
+    let user = User::nobody(&["bpf", "perfmon", "sys_ptrace", "dac_read_search"]);
+    let daemon = Daemon::start_as(&user, &scene.config("required").with(&scene.engine), folder).await.unwrap();
+    scene.listed().await;
+    has_only(&daemon, &["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"]).await;
+    kernel_events_still_come(&scene).await;
+}
+
 /// In every thread and every set, and in status.
 async fn has_only(daemon: &Daemon, kept: &[&str]) {
     let pid = daemon.process.identity.pid;

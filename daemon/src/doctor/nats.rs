@@ -28,7 +28,8 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
             return vec![new("server", Verdict::Broken, detail).fix("start it, or correct nats.url and the login")];
         }
     };
-    let mut findings = vec![server(&client, url)];
+    let has_ttl = client.is_server_compatible(2, 11, 0);
+    let mut findings = vec![server(url, &client.server_info().version, has_ttl)];
     let context = ContextBuilder::new().timeout(PATIENCE).build(client);
     match context.query_account().await {
         Ok(account) => {
@@ -52,10 +53,9 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn server(client: &async_nats::Client, url: &str) -> Finding {
-    let info = client.server_info();
-    let detail = format!("{url}: version {}", info.version);
-    if client.is_server_compatible(2, 11, 0) {
+fn server(url: &str, version: &str, has_message_ttl: bool) -> Finding {
+    let detail = format!("{url}: version {version}");
+    if has_message_ttl {
         new("server", Verdict::Fine, detail)
     } else {
         let detail = format!("{detail}, which has no per-message TTL: leases of dead nodes would never lapse");
@@ -132,6 +132,20 @@ fn judge(name: &str, holder: &NodeLease, own: &NodeLease) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_without_message_ttl_does_not_do() {
+        assert_eq!(server("nats://a", "2.11.0", true).verdict, Verdict::Fine);
+        let old = server("nats://a", "2.10.29", false);
+        assert_eq!(old.verdict, Verdict::Broken);
+        assert!(old.detail.contains("2.10.29") && old.fix.unwrap().contains("2.11"));
+    }
+
+    #[test]
+    fn a_bucket_is_made_by_the_daemon_and_may_not_be_of_another_shape() {
+        assert_eq!(shape("b", Ok(&None)).verdict, Verdict::Note);
+        assert_eq!(shape("b", Err(&OpenError::NoMessageTtl { bucket: "b" })).verdict, Verdict::Broken);
+    }
 
     #[test]
     fn a_name_that_another_machine_holds_cannot_be_used_here() {

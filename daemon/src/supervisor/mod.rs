@@ -196,7 +196,9 @@ impl Supervisor {
 
     fn lose_ring(&mut self) {
         self.events = None;
-        self.probes = None;
+        for (probe, _) in self.probes.take().iter().flat_map(|probes| probes.states()) {
+            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(0);
+        }
         let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
         no_ebpf.log();
         self.no_ebpf = Some(no_ebpf);

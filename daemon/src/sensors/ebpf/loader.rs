@@ -64,7 +64,7 @@ pub enum EbpfError {
         capability: &'static str,
     },
     /// The kernel refuses although the capability is there.
-    #[error("{operation} is refused although {capability} is held: a seccomp profile or a security module forbids it")]
+    #[error("{operation} is refused although {capability} is held")]
     Forbidden {
         /// What was tried.
         operation: &'static str,
@@ -114,7 +114,10 @@ impl EbpfError {
             }
             Self::ObjectFile { .. } => "unset LASTGASP_EBPF_OBJECT, or let it name an object that can be read",
             Self::NotPermitted { .. } => "give lastgasp CAP_BPF and CAP_PERFMON (Linux 5.8), or run it as root",
-            Self::Forbidden { .. } => "allow bpf(2): seccompProfile RuntimeDefault does for those who hold CAP_BPF",
+            Self::Forbidden { .. } => {
+                "allow bpf(2) in the seccomp profile (RuntimeDefault does for those who hold CAP_BPF) and in the security \
+                 module; before Linux 5.11 raise LimitMEMLOCK="
+            }
             Self::Object(_) | Self::Map { .. } | Self::NoProbe(_) => {
                 "report it with the kernel's version; pidfd carries on"
             }
