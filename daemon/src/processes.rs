@@ -173,6 +173,16 @@ impl Processes {
         tree
     }
 
+    /// Every process that belongs to a present life, but not to the one of this root.
+    pub fn of_other_roots(&self, root: ProcessId) -> impl Iterator<Item = ProcessId> {
+        self.by_tgid.values().filter(move |tracked| tracked.root != root).map(|tracked| tracked.id)
+    }
+
+    /// Every process of every worker, as far as it was not seen to end.
+    pub fn all(&self) -> impl Iterator<Item = ProcessId> {
+        self.by_tgid.values().filter(|tracked| !tracked.exit_seen).map(|tracked| tracked.id)
+    }
+
     /// The root of a worker's present life.
     #[must_use]
     pub fn root(&self, worker: WorkerId) -> Option<ProcessId> {

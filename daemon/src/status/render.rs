@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Event, NodeStatus, ProcessStatus, WorkerStatus};
+use super::{ContainerStatus, Event, NodeStatus, ProcessStatus, WorkerStatus};
 
 /// The present, as every time in a status is written: RFC 3339 in UTC, to the millisecond.
 #[must_use]
@@ -143,7 +143,28 @@ fn workers(workers: &[WorkerStatus], now: Timestamp, style: Style) -> String {
     for worker in workers.iter().filter(|worker| !worker.reason.is_empty()) {
         let _ = writeln!(out, "{}: {}: {}", clean(&worker.worker), clean(&worker.state), clean(&worker.reason));
     }
+    for worker in workers {
+        for line in details(worker) {
+            let _ = writeln!(out, "{}: {}", clean(&worker.worker), clean(&line));
+        }
+    }
     out
+}
+
+/// What not every worker has.
+fn details(worker: &WorkerStatus) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(container) = worker.container.as_ref().filter(|container| !container.container_id.is_empty()) {
+        let ContainerStatus { pod_uid, container_id, runtime, .. } = container;
+        let pod = if pod_uid.is_empty() { String::new() } else { format!("pod {pod_uid}, ") };
+        let short: String = container_id.chars().take(12).collect();
+        lines.push(format!("in {pod}container {short} {runtime}").trim_end().to_owned());
+    }
+    if !worker.orphans.is_empty() {
+        let orphans = worker.orphans.iter().map(|orphan| format!("{} (pid {})", orphan.title, orphan.tgid));
+        lines.push(format!("still alive: {}", orphans.collect::<Vec<_>>().join(", ")));
+    }
+    lines
 }
 
 /// `2/3`: two of three critical descendants live.
