@@ -240,6 +240,9 @@ impl Processes {
                 let tracked = self.get(id)?;
                 (!tracked.critical).then_some(Noticed::LookAt(id))
             }
+            // Engines listen on many ports of their own (vLLM's gloo on thirteen): only the one that
+            // was registered is the serving port.
+            EventKind::ListenerClosed if !event.flags.contains(EventFlags::PORT_WATCHED) => None,
             EventKind::ListenerClosed => {
                 let worker = WorkerId(event.slot);
                 let (root, _) = self.roots.get(&worker)?;

@@ -40,8 +40,6 @@ async fn ask(client: &reqwest::Client, endpoint: &str) -> Result<HashMap<String,
     let answer: Value = client.get(url).timeout(TIMEOUT).send().await?.error_for_status()?.json().await?;
     let models = answer.get("data").and_then(Value::as_array).into_iter().flatten();
     Ok(models
-        .filter_map(|model| {
-            Some((model.get("id")?.as_str()?.to_owned(), model.get("max_model_len")?.as_u64()?))
-        })
+        .filter_map(|model| Some((model.get("id")?.as_str()?.to_owned(), model.get("max_model_len")?.as_u64()?)))
         .collect())
 }

@@ -41,9 +41,8 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
 /// Checks the key, and gives every request an id.
 async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= 128).cloned();
-    let id = given.unwrap_or_else(|| {
-        HeaderValue::try_from(ulid::Ulid::new().to_string()).expect("a ULID is letters and digits")
-    });
+    let id = given
+        .unwrap_or_else(|| HeaderValue::try_from(ulid::Ulid::new().to_string()).expect("a ULID is letters and digits"));
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let path = match request.uri().path() {
         path @ ("/v1/chat/completions" | "/v1/completions" | "/v1/models" | "/v1/embeddings") => path.to_owned(),

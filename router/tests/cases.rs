@@ -200,7 +200,7 @@ fn check(case: &Case, run: &Run) {
         assert_eq!(&client.text, text);
     }
     if let Some(reason) = &expect.finish_reason {
-        assert_eq!(&client.finish_reasons, &[reason.clone()]);
+        assert_eq!(&client.finish_reasons, std::slice::from_ref(reason));
     }
     if let Some(moves) = expect.moves {
         assert_eq!(run.requests.len() - 1, moves, "workers asked after the first");

@@ -71,7 +71,10 @@ fn story() -> impl Strategy<Value = Story> {
             request.insert("prompt".into(), text.into());
         }
         if let Some(most) = most {
-            request.insert(if chat && completion_tokens { "max_completion_tokens" } else { "max_tokens" }.into(), most.into());
+            request.insert(
+                if chat && completion_tokens { "max_completion_tokens" } else { "max_tokens" }.into(),
+                most.into(),
+            );
         }
         if let Some(least) = least.filter(|least| most.is_none_or(|most| *least <= most)) {
             request.insert("min_tokens".into(), least.into());
@@ -94,7 +97,15 @@ fn story() -> impl Strategy<Value = Story> {
         }
         let frontend = if rust { Frontend::Rust } else { Frontend::Python };
         let engine = if sglang && !chat { Engine::Sglang } else { Engine::Vllm };
-        Story { endpoint, body: request, fake: Fake { frontend, interval, salt, ids: true }, deaths, piece, context, engine }
+        Story {
+            endpoint,
+            body: request,
+            fake: Fake { frontend, interval, salt, ids: true },
+            deaths,
+            piece,
+            context,
+            engine,
+        }
     })
 }
 
@@ -147,8 +158,9 @@ fn play(story: &Story, deaths: &[Death]) -> (Vec<u8>, Vec<Exactness>) {
         };
         legs.push(outgoing.exactness);
         let Some(events) = story.fake.answer(outgoing.endpoint, &outgoing.body) else {
-            assert_eq!(outgoing.exactness, Exactness::Approximate, "an exact continuation is never refused");
-            fail(&mut client, "refused_by_worker");
+            // The engine says that its context is full; where that was known, it was not asked.
+            assert!(outgoing.exactness == Exactness::Approximate || !story.context);
+            stream.finish_full(&mut client);
             return (client, legs);
         };
         let (bytes, proper) = death.map_or_else(|| (events.concat().into_bytes(), true), |death| dying(&events, death));
@@ -184,7 +196,8 @@ fn direct(story: &Story) -> Client {
 
 /// The parts of a stream that must be the same with and without a seam.
 fn essence(client: &Client, story: &Story) -> Client {
-    let Client { text, finish, stop_reason, roles, usage, usages, ids, prompt_ids, logprobs, offsets, .. } = client.clone();
+    let Client { text, finish, stop_reason, roles, usage, usages, ids, prompt_ids, logprobs, offsets, .. } =
+        client.clone();
     // Of several tokens in one chunk, only the engine knows which one completed a stop string.
     let coarse = story.fake.interval > 1 && story.body.contains_key("stop");
     // Then text is carried and the engine matches: whether the last token also completed a stop
@@ -225,7 +238,8 @@ fn check(story: &Story) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20000, ..ProptestConfig::default() })]
+    // PROPTEST_CASES has the last word; 100,000 take about a quarter of an hour.
+    #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1500), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_moved_stream_equals_the_uninterrupted_one_or_ends_visibly(story in story()) {

@@ -18,10 +18,11 @@ impl MemoryCgroup {
         let v2 = (Path::new("/sys/fs/cgroup"), "memory.max", "memory.swap.max", "0");
         for (root, limit, swap, no_swap) in [v1, v2] {
             let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
-            let cgroup = Self(root.join(&name));
-            if std::fs::create_dir(&cgroup.0).is_err() {
+            let folder = root.join(&name);
+            if std::fs::create_dir(&folder).is_err() {
                 continue;
             }
+            let cgroup = Self(folder);
             if std::fs::write(cgroup.0.join(limit), bytes.to_string()).is_ok() {
                 let _ = std::fs::write(cgroup.0.join(swap), no_swap);
                 return Some(cgroup);

@@ -8,6 +8,7 @@
 mod scene;
 
 mod api_server_killed_while_core_lives;
+mod daemon_restarts;
 mod daemon_stops;
 mod daemon_without_ebpf;
 mod engine_core_killed;

@@ -1,6 +1,7 @@
 //! Two engines, one daemon, one router, and the clients of them.
 
 use lastgasp_protocol::WorkerState;
+use lastgasp_tests::HarnessError;
 use lastgasp_tests::client::{LiveStream, Transcript};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
@@ -9,6 +10,7 @@ use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::reference::Reference;
 use lastgasp_tests::router::Router;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,6 +23,7 @@ const RATE: [&str; 2] = ["--tokens-per-second", "100"];
 pub(crate) struct Scene {
     pub(crate) router: Router,
     pub(crate) daemon: Daemon,
+    config: DaemonConfig,
     engines: Vec<Engine>,
     pub(crate) discovery: Discovery,
     pub(crate) nats: Nats,
@@ -52,7 +55,26 @@ impl Scene {
             discovery.listed(engine.process.name(), WorkerState::Serving).await.unwrap();
         }
         let router = Router::start("router-1", &nats.url(), 3, path).await.unwrap();
-        Self { router, daemon, engines, discovery, nats, folder }
+        Self { router, daemon, config, engines, discovery, nats, folder }
+    }
+
+    /// Kills the daemon as an upgrade that went wrong would: no handler runs.
+    pub(crate) async fn kill_daemon(&mut self) {
+        assert!(self.daemon.process.identity.signal(Signal::SIGKILL));
+        self.daemon.process.exited().await.unwrap();
+    }
+
+    /// Starts the daemon again, with the configuration that it had.
+    pub(crate) async fn start_daemon(&mut self) {
+        self.daemon = Daemon::start(&self.config, self.folder.path()).await.unwrap();
+    }
+
+    /// Tries to start a second daemon for the same node, with a status socket of its own.
+    pub(crate) async fn start_second_daemon(&self) -> Result<Daemon, HarnessError> {
+        let folder = self.folder.path().join("second");
+        std::fs::create_dir(&folder).unwrap();
+        let config = DaemonConfig::new(NODE, &self.nats.url(), "auto", &folder);
+        Daemon::start(&config, &folder).await
     }
 
     /// The engine of this name.

@@ -87,6 +87,8 @@ impl Deaths {
     /// Certificates of this node.
     #[must_use]
     pub fn new(node: Name) -> Self {
+        // The first id seeds this thread's random numbers, which takes longer than a death may.
+        let _ = Self::new_id();
         Self { node, trails: HashMap::new(), drafts: Vec::new() }
     }
 
@@ -96,8 +98,15 @@ impl Deaths {
         Ulid::new().to_string()
     }
 
-    /// Notes evidence about the present life of a worker.
+    /// Notes evidence about the present life of a worker. While it seems well, only what may turn
+    /// out to be the beginning of its end is kept.
     pub fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
+        let good =
+            matches!(kind, Kind::Serving { .. } | Kind::ProbeAnswered | Kind::Listening | Kind::CriticalSeen { .. });
+        if good && !self.drafts.iter().any(|draft| draft.worker == worker) {
+            self.trails.remove(&worker);
+            return;
+        }
         let detail = match kind {
             Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => {
                 format!("{} (pid {}) {exit:?}", process.title, process.tgid)

@@ -76,6 +76,7 @@ impl Supervisor {
         effects.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Lost), cause: cause.clone() });
         self.carry_out(effects, now);
         self.send_outgoing();
+        self.tell_people();
         self.deaths.over(worker, &cause, now);
     }
 

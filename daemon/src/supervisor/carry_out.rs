@@ -26,6 +26,9 @@ pub(super) struct Outgoing {
 
 impl Supervisor {
     /// Does what the core wants. `evidence_at` is when the evidence behind it was seen.
+    ///
+    /// Records and signals go first, and everything that is only told to people waits until they
+    /// have left: see [`Supervisor::tell_people`].
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>, evidence_at: Nanos) {
         let changes = self.config.mode == RunMode::Enforce;
         for effect in effects {
@@ -46,8 +49,6 @@ impl Supervisor {
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
                 }
-                Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref()),
-                Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, evidence_at),
                 Effect::Probe(worker) => {
                     if let Some(health) = &self.workers[worker].health {
                         health.probe();
@@ -55,12 +56,27 @@ impl Supervisor {
                 }
                 Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
                 Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
+                told @ (Effect::Changed { .. } | Effect::Refined { .. } | Effect::Held { .. }) => {
+                    self.untold.push((told, proc::monotonic_now()));
+                }
+            }
+        }
+    }
+
+    /// Logs, events, metrics and certificates: what the records and signals of this turn of the
+    /// loop need not wait for.
+    pub(super) fn tell_people(&mut self) {
+        for (effect, at) in std::mem::take(&mut self.untold) {
+            match effect {
+                Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
+                Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
                     tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
                     self.tell_notice(name, format!("withdrawal held back ({}): {cause}", reason.as_str()));
                     self.metrics.notices.with_label_values(&[reason.as_str()]).inc();
                 }
+                _ => {}
             }
         }
     }
@@ -69,8 +85,7 @@ impl Supervisor {
         self.timers.insert((worker, Timer::Recheck), now.plus(self.config.policy.near_certain_recheck));
     }
 
-    fn changed(&mut self, worker: WorkerId, from: State, to: State, cause: Option<&Cause>) {
-        let now = proc::monotonic_now();
+    fn changed(&mut self, worker: WorkerId, from: State, to: State, cause: Option<&Cause>, now: Nanos) {
         let name = self.name(worker).clone();
         let why = cause.map(ToString::to_string).unwrap_or_default();
         tracing::info!(worker = %name, from = from.as_str(), to = to.as_str(), cause = %why, "state");
@@ -108,6 +123,7 @@ impl Supervisor {
                     }
                 }
                 self.deaths.over(worker, cause, now);
+                self.deaths.remaining(worker, self.remaining(worker));
             }
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}

@@ -250,7 +250,7 @@ impl Supervisor {
 
     /// The kernel does not report its listener any more.
     pub(super) fn unwatch_port(&mut self, worker: WorkerId) {
-        let watched = self.workers[worker].watched_port.take();
+        let watched = self.workers[worker].port.take();
         if let (Some((netns, port)), Some(probes)) = (watched, self.probes.as_mut())
             && let Err(error) = probes.unwatch_port(netns, port)
         {

@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Config, WorkerConfig};
-use crate::core::{Core, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
+use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::{Outcome, Registrar};
@@ -60,8 +60,6 @@ struct WorkerSlot {
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.
     over_since: Option<Nanos>,
-    /// Where the kernel watches its listener: network namespace and port.
-    watched_port: Option<(u32, u16)>,
     /// The record is to go, and that is not acknowledged yet.
     withdrawing: bool,
     registrar: Registrar,
@@ -70,6 +68,8 @@ struct WorkerSlot {
     claimed: Option<WorkerRecord>,
     /// Processes of lives that are over. What is left of them is no successor.
     former: HashSet<ProcessId>,
+    /// Network namespace and port of the listener that the kernel watches.
+    port: Option<(u32, u16)>,
     /// Of the record, as last acknowledged.
     revision: u64,
     epoch: u64,
@@ -132,6 +132,8 @@ struct Supervisor {
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
+    /// What people are told once that has left, with the time of each decision.
+    untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
     scanning: bool,
     rescan: bool,
@@ -176,6 +178,11 @@ impl Supervisor {
                 () = &mut shutdown => break,
             }
             self.send_outgoing();
+            if !self.untold.is_empty() {
+                // Registrars and the connection to NATS run first.
+                tokio::task::yield_now().await;
+                self.tell_people();
+            }
             self.settle_certificates();
         }
         self.publish_status();
@@ -246,11 +253,11 @@ impl Supervisor {
             self.metrics.evidence.with_label_values(&["outdated"]).inc();
             return;
         }
+        let effects = self.core.evidence(&evidence, proc::monotonic_now());
+        self.carry_out(effects, *at);
         self.metrics.evidence.with_label_values(&[kind.name()]).inc();
         self.workers[*worker].evidence = Some((kind.name(), *at));
         self.deaths.evidence(*worker, kind, *at);
-        let effects = self.core.evidence(&evidence, proc::monotonic_now());
-        self.carry_out(effects, *at);
     }
 
     /// A critical process is there: its pidfd is the cross-check, and the fallback.
@@ -318,6 +325,18 @@ impl Supervisor {
         }
     }
 
+    /// A process that died before it was watched leaves an entry in the kernel's map, which no exit
+    /// will remove any more.
+    fn sweep_watched(&mut self) {
+        let Some(probes) = self.probes.as_ref() else { return };
+        let watched = probes.watched_processes();
+        let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
+        let stale: Vec<_> = ids.filter(|id| !proc::is_alive(*id)).collect();
+        for id in stale {
+            self.unwatch(id);
+        }
+    }
+
     fn next_timer(&self) -> Instant {
         let now = proc::monotonic_now();
         let due = self.timers.values().copied().chain(self.next_action());
@@ -341,6 +360,9 @@ impl Supervisor {
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
+        if self.ticks.is_multiple_of(TREE_TICKS) {
+            self.sweep_watched();
+        }
         if !self.scanning {
             self.start_scan();
         }

@@ -179,15 +179,7 @@ impl Supervisor {
         self.keep_former_tree(worker);
         let config = Arc::clone(&self.workers[worker].config);
         self.watch(worker, root);
-        self.unwatch_port(worker);
-        if let (Ok(netns), Some(probes)) = (proc::netns_inum(root.tgid), self.probes.as_mut()) {
-            match probes.watch_port(netns, config.port, worker.0) {
-                Ok(()) => self.workers[worker].watched_port = Some((netns, config.port)),
-                Err(error) => {
-                    tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
-                }
-            }
-        }
+        self.watch_listener(worker, root);
         let profile = Arc::clone(&config.profile);
         let role_of: RoleOf = Arc::new(move |parent, names| {
             let role = match parent {
@@ -213,6 +205,29 @@ impl Supervisor {
         self.start_health(worker, root, false);
         self.prove_claim(worker);
         true
+    }
+
+    /// The serving port in the network namespace of this root, instead of the former one's.
+    fn watch_listener(&mut self, worker: WorkerId, root: ProcessId) {
+        let Some(probes) = self.probes.as_mut() else { return };
+        let slot = &mut self.workers[worker];
+        let config = Arc::clone(&slot.config);
+        let port = proc::netns_inum(root.tgid).ok().map(|netns| (netns, config.port));
+        if slot.port == port {
+            return;
+        }
+        if let Some((netns, port)) = slot.port.take() {
+            // It may be gone with its namespace; there is nothing to do about a failure.
+            let _ = probes.unwatch_port(netns, port);
+        }
+        let Some((netns, number)) = port else { return };
+        match probes.watch_port(netns, number, worker.0) {
+            Ok(()) => slot.port = port,
+            Err(error) => {
+                tracing::warn!(%error, worker = %config.name, port = number, "its listener is not watched");
+                self.metrics.lose("watch", "port", 1);
+            }
+        }
     }
 
     fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessInfo]) -> bool {

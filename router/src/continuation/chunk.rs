@@ -163,7 +163,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// The chunk as JSON, with the choices as they are now.
-    pub(crate) fn to_text(&mut self) -> String {
+    pub(crate) fn into_text(mut self) -> String {
         if self.top.raw("choices").is_some() || !self.choices.is_empty() {
             let mut choices = String::from("[");
             for (at, choice) in self.choices.iter().enumerate() {

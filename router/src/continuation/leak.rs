@@ -39,7 +39,7 @@ pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> Verdic
             }
         }
         // Rather an error than a system prompt in the answer.
-        None if first.find(sent).is_some_and(|at| at > 0) => Verdict::Unclear,
+        None if first.rfind(sent).is_some_and(|at| at > 0) => Verdict::Unclear,
         None => Verdict::Clean,
     }
 }

@@ -176,13 +176,16 @@ const CHAT_ONLY: [&str; 20] = [
     "n",
 ];
 
+/// A body and the endpoint it is for.
+type Addressed = (Endpoint, Map<String, Value>);
+
 /// `None` if this target cannot continue it by ids.
 fn by_ids(
     request: &Request,
     carried: &Carried<'_>,
     (prompt, produced): (&[u32], &[u32]),
     target: Target,
-) -> Result<Option<(Endpoint, Map<String, Value>)>, Refusal> {
+) -> Result<Option<Addressed>, Refusal> {
     let ids: Vec<u32> = prompt.iter().chain(produced).copied().collect();
     let room = target.max_model_len.map(|len| len.saturating_sub(ids.len() as u64));
     if room == Some(0) {

@@ -423,7 +423,7 @@ impl Continuation {
                 self.uncounted += 1;
                 self.leg.begun = true;
                 let changed = self.unify(&mut chunk);
-                self.emit(event, changed.then(|| chunk.to_text()), out);
+                self.emit(event, changed.then(|| chunk.into_text()), out);
                 Progress::Going
             }
         }
@@ -443,7 +443,7 @@ impl Continuation {
         }
         let changed = self.unify(&mut chunk);
         self.flush(out);
-        self.emit(event, changed.then(|| chunk.to_text()), out);
+        self.emit(event, changed.then(|| chunk.into_text()), out);
         Progress::Going
     }
 
@@ -484,7 +484,7 @@ impl Continuation {
             if self.leg.carried == 0 {
                 self.prompt_tokens = Some(usage.prompt_tokens);
             }
-            self.reported = self.leg.carried + usage.completion_tokens;
+            self.reported = self.leg.carried.saturating_add(usage.completion_tokens);
         }
         self.release(event, chunk, delta, Piece { channel, text, cut, tool_calls, ids, finish }, out)
     }
@@ -585,7 +585,7 @@ impl Continuation {
             chunk.choices[0].set("stop_reason", text(stop));
             changed = true;
         }
-        let changed = changed.then(|| chunk.to_text());
+        let changed = changed.then(|| chunk.into_text());
         if hold {
             let mut held = std::mem::take(&mut self.held);
             match changed {
@@ -635,7 +635,7 @@ impl Continuation {
             let Usage { prompt_tokens, completion_tokens } = self.joined_usage(usage);
             object.set("prompt_tokens", prompt_tokens.to_string());
             object.set("completion_tokens", completion_tokens.to_string());
-            object.set("total_tokens", (prompt_tokens + completion_tokens).to_string());
+            object.set("total_tokens", prompt_tokens.saturating_add(completion_tokens).to_string());
             // What the second worker had cached says nothing about the client's prompt.
             object.remove("prompt_tokens_details");
             chunk.top.set("usage", object.to_text());
@@ -651,7 +651,7 @@ impl Continuation {
             (None, Some(seen)) => seen,
             (None, None) => usage.prompt_tokens.saturating_sub(carried),
         };
-        Usage { prompt_tokens, completion_tokens: usage.completion_tokens + carried }
+        Usage { prompt_tokens, completion_tokens: usage.completion_tokens.saturating_add(carried) }
     }
 
     fn note_offsets(&mut self, chunk: &Chunk<'_>) {
@@ -660,7 +660,8 @@ impl Continuation {
         let offsets: Vec<u64> = logprobs.get("text_offset").unwrap_or_default();
         let tokens: Vec<String> = logprobs.get("tokens").unwrap_or_default();
         if let (Some(offset), Some(token)) = (offsets.last(), tokens.last()) {
-            self.seen_offset = self.leg.text_offset + offset + token.chars().count() as u64;
+            let end = offset.saturating_add(token.chars().count() as u64);
+            self.seen_offset = self.leg.text_offset.saturating_add(end);
         }
     }
 
@@ -670,7 +671,7 @@ impl Continuation {
         let Some(mut logprobs) = choice.parsed("logprobs").and_then(Object::parse) else { return };
         let Some(mut offsets) = logprobs.get::<Vec<u64>>("text_offset") else { return };
         for offset in &mut offsets {
-            *offset += self.leg.text_offset;
+            *offset = offset.saturating_add(self.leg.text_offset);
         }
         logprobs.set("text_offset", text(&offsets));
         choice.set("logprobs", logprobs.to_text());
@@ -788,7 +789,7 @@ impl Continuation {
     fn own_usage(&self) -> Option<String> {
         let prompt = self.prompt_ids.as_ref().map(|ids| ids.len() as u64).or(self.prompt_tokens)?;
         let completion = self.tokens();
-        let total = prompt + completion;
+        let total = prompt.saturating_add(completion);
         Some(format!(r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}}}"#))
     }
 

@@ -81,19 +81,32 @@ impl Proxy {
     pub async fn reserve(
         &self,
         model: &str,
-        tried: &[Arc<Listing>],
+        tried: &Tried,
         stream: bool,
         deadline: tokio::time::Instant,
     ) -> Option<Ticket> {
         let mut changes = self.workers.changes();
+        let Tried { now, before } = tried;
+        let all = [now.as_slice(), before.as_slice()].concat();
         loop {
             changes.borrow_and_update();
-            if let Some(ticket) = self.workers.choose(model, tried, stream) {
-                return Some(ticket);
+            for excluded in [&all, now] {
+                if let Some(ticket) = self.workers.choose(model, excluded, stream) {
+                    return Some(ticket);
+                }
             }
             tokio::time::timeout_at(deadline, changes.changed()).await.ok()?.ok()?;
         }
     }
+}
+
+/// Workers that failed a request.
+#[derive(Debug, Clone, Default)]
+pub struct Tried {
+    /// Not asked again.
+    pub now: Vec<Arc<Listing>>,
+    /// They served a part of it, and are asked again only if there is nobody else.
+    pub before: Vec<Arc<Listing>>,
 }
 
 /// An error with what it was caused by: reqwest's own text says only "error sending request".

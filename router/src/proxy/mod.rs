@@ -65,11 +65,8 @@ pub(crate) fn forwarded(headers: &HeaderMap, drop_key: bool) -> HeaderMap {
         header::ACCEPT_ENCODING,
         HeaderName::from_static("keep-alive"),
     ];
-    headers
-        .iter()
-        .filter(|(name, _)| !OF_ONE_CONNECTION.contains(name) && !(drop_key && **name == header::AUTHORIZATION))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
+    let stays = |name: &HeaderName| OF_ONE_CONNECTION.contains(name) || drop_key && name == header::AUTHORIZATION;
+    headers.iter().filter(|(name, _)| !stays(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// A client's request, read.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Method, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lastgasp_protocol::Mode;
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
-use super::dispatch::{Declined, Upstream};
+use super::dispatch::{Declined, Tried, Upstream};
 use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
 use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
@@ -27,6 +27,8 @@ const HIGH_WATER: usize = 256 * 1024;
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// A stream of a node whose lease lapsed is looked into after so much silence.
 const SILENCE: Duration = Duration::from_secs(2);
+/// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room.
+const CONTEXT_FULL: &str = "maximum context length";
 /// Longest wait for the answer to a probe.
 const PROBE: Duration = Duration::from_secs(1);
 
@@ -41,7 +43,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
         stream: Continuation::new(endpoint, body, options),
         proxy,
         inbound,
-        tried: Vec::new(),
+        tried: Tried::default(),
         journey: Vec::new(),
         retries: 0,
         moves: 0,
@@ -54,7 +56,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
         Ok(upstream) => upstream,
         Err(Unopened::Answer(response)) => return unary::pass_on(response, None),
         Err(Unopened::NoWorker(error)) => return error.into_response(),
-        Err(Unopened::Refused(_)) => unreachable!("a request of which nothing was produced is never refused"),
+        Err(Unopened::Refused(_) | Unopened::NotContinued) => unreachable!("nothing was produced yet"),
     };
     let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     if kind.is_some_and(|kind| kind.starts_with("application/json")) {
@@ -80,6 +82,8 @@ enum Unopened {
     Answer(reqwest::Response),
     NoWorker(ApiError),
     Refused(Refusal),
+    /// A worker will not have the continuation.
+    NotContinued,
 }
 
 /// How a worker's part of the stream ended.
@@ -103,8 +107,7 @@ struct Session {
     proxy: Arc<Proxy>,
     inbound: Inbound,
     stream: Continuation,
-    /// Workers that are not asked again for this request.
-    tried: Vec<Arc<Listing>>,
+    tried: Tried,
     /// For the log.
     journey: Vec<String>,
     retries: u32,
@@ -147,10 +150,17 @@ impl Session {
                     self.journey.push(listing.key.to_string());
                     return Ok(upstream);
                 }
-                Ok(upstream) => return Err(Unopened::Answer(upstream.response)),
+                Ok(upstream) if !self.stream.produced() => return Err(Unopened::Answer(upstream.response)),
+                Ok(upstream) => {
+                    let status = upstream.response.status();
+                    let text = upstream.response.text().await.unwrap_or_default();
+                    info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
+                    let full = status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
+                    return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
+                }
                 Err((_, Declined::Status(response))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
-                    self.tried.push(listing);
+                    self.tried.now.push(listing);
                     if !self.stream.produced() {
                         self.retry("status");
                         if self.retries > self.proxy.config.max_retries {
@@ -161,7 +171,7 @@ impl Session {
                 }
                 Err((_, Declined::Unreachable(error))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
-                    self.tried.push(listing);
+                    self.tried.now.push(listing);
                 }
             }
         }
@@ -185,9 +195,9 @@ impl Session {
             drop(response);
             let since = Instant::now();
             if self.stream.has_begun() {
-                self.tried.clear();
+                self.tried.before.append(&mut self.tried.now);
             }
-            self.tried.push(Arc::clone(ticket.listing()));
+            self.tried.now.push(Arc::clone(ticket.listing()));
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {
@@ -237,8 +247,8 @@ impl Session {
                             ticket.settle(Outcome::Unmovable);
                             reason.as_str()
                         }
-                        Unopened::Answer(_) => "refused_by_worker",
-                        _ => "no_worker",
+                        Unopened::NoWorker(_) => "no_worker",
+                        _ => "refused_by_worker",
                     };
                     ticket.settle(Outcome::Failed);
                     self.fail(reason, failure);

@@ -11,10 +11,10 @@ use lastgasp_protocol::Mode;
 use serde_json::Value;
 use tracing::info;
 
-use super::dispatch::{Declined, Upstream, chain};
+use super::dispatch::{Declined, Tried, Upstream, chain};
 use super::{Inbound, Proxy};
 use crate::errors::ApiError;
-use crate::workers::{Fate, Listing, Ticket};
+use crate::workers::{Fate, Ticket};
 
 /// Names the worker that began the answer.
 pub(crate) const WORKER_HEADER: HeaderName = HeaderName::from_static("x-lastgasp-worker");
@@ -31,7 +31,7 @@ pub enum Kind {
 /// Serves a request that is not a stream that can be continued.
 pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbound) -> Response {
     let started = Instant::now();
-    let mut tried: Vec<Arc<Listing>> = Vec::new();
+    let mut tried = Tried::default();
     let mut retries = 0;
     let deadline = tokio::time::Instant::now() + proxy.config.wait_for_worker;
     let mut answer: Option<Response> = None;
@@ -46,8 +46,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
         };
         let listing = Arc::clone(ticket.listing());
         let leaves = |fate: &Fate| matches!(fate, Fate::Move(Mode::Lost, _));
-        let sent =
-            proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), leaves).await;
+        let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), leaves).await;
         let reason = match sent {
             Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
                 break pass_on(upstream.response, Some(upstream.ticket));
@@ -63,12 +62,12 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             // It never had the request.
             Err((_, Declined::Unreachable(error))) => {
                 info!(id = %inbound.id, worker = %listing.key, error, "not reached");
-                tried.push(listing);
+                tried.now.push(listing);
                 continue;
             }
         };
         info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
-        tried.push(listing);
+        tried.now.push(listing);
         if retries == proxy.config.max_retries {
             let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");
             break answer.unwrap_or_else(|| ApiError::unavailable("retries_exhausted", message).into_response());

@@ -192,7 +192,7 @@ impl Listing {
     }
 
     /// Waits until every stream that was here when it was condemned is dealt with.
-    pub(crate) async fn settled(&self) -> Counts {
+    pub async fn settled(&self) -> Counts {
         let mut tally = self.tally.subscribe();
         let settled = tally.wait_for(|tally| tally.condemned && tally.settled >= tally.counts.streams).await;
         settled.map(|tally| tally.counts).unwrap_or_default()

@@ -163,9 +163,10 @@ impl Workers {
             lease: record.lease,
             standing: Standing::Listed,
         };
-        let grave = inner.graves.iter().find(|grave| {
-            grave.key == key && grave.incarnation == record.incarnation && grave.epoch >= record.epoch
-        });
+        let grave = inner
+            .graves
+            .iter()
+            .find(|grave| grave.key == key && grave.incarnation == record.incarnation && grave.epoch >= record.epoch);
         match grave {
             Some(grave) if grave.action == Action::Move => {
                 slot.standing = Standing::Gone;
@@ -268,9 +269,8 @@ impl Workers {
             .filter(|slot| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
             .filter(|slot| !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing)))
             .collect();
-        let leased = |slot: &&Slot| {
-            slot.lease == LeaseKind::None || !inner.leases.is_lapsed(&slot.listing.key.node, now)
-        };
+        let leased =
+            |slot: &&Slot| slot.lease == LeaseKind::None || !inner.leases.is_lapsed(&slot.listing.key.node, now);
         let open = |slot: &&Slot| slot.listing.breaker().allows(now);
         // The best kind that exists: a lapsed lease or a shut breaker is no reason to refuse everybody.
         let tiers: [Vec<&Slot>; 3] = [

@@ -153,11 +153,11 @@ impl Fake {
                 }
                 text[begin..].find(stop.as_str()).map(|at| (begin + at + stop.len(), begin + at, stop))
             });
-            if produced > least {
-                if let Some((end, start, stop)) = found.min_by_key(|(end, ..)| *end) {
-                    finish = Some(("stop", json!(stop)));
-                    text.truncate(if include { end } else { start });
-                }
+            if produced > least
+                && let Some((end, start, stop)) = found.min_by_key(|(end, ..)| *end)
+            {
+                finish = Some(("stop", json!(stop)));
+                text.truncate(if include { end } else { start });
             }
             floor = text.len();
             if finish.is_none() && chunk.len() < self.interval {
@@ -417,7 +417,9 @@ impl Client {
             for token in tokens.into_iter().flatten() {
                 client.logprobs.push(token.as_str().or(token["token"].as_str()).unwrap().to_owned());
             }
-            client.offsets.extend(logprobs["text_offset"].as_array().into_iter().flatten().map(|o| o.as_u64().unwrap()));
+            client
+                .offsets
+                .extend(logprobs["text_offset"].as_array().into_iter().flatten().map(|o| o.as_u64().unwrap()));
             if let Some(reason) = choice["finish_reason"].as_str() {
                 client.finish.push(reason.to_owned());
                 client.stop_reason.push(choice.get("stop_reason").cloned().unwrap_or_default());

@@ -45,6 +45,7 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 pub(crate) struct Distributions {
     pub(crate) kill_to_evidence_us: Option<Distribution>,
+    pub(crate) kill_to_decision_us: Option<Distribution>,
     pub(crate) kill_to_signalled_us: Option<Distribution>,
     pub(crate) kill_to_withdrawn_us: Option<Distribution>,
     pub(crate) kill_to_router_received_us: Option<Distribution>,
@@ -58,6 +59,7 @@ impl Report {
         let moment = |what: &'static str| Distribution::of(kills.iter().filter_map(move |kill| kill.moment(what)));
         let distributions = Distributions {
             kill_to_evidence_us: Distribution::of(kills.iter().filter_map(Kill::to_evidence_us)),
+            kill_to_decision_us: moment("lost"),
             kill_to_signalled_us: moment("signalled"),
             kill_to_withdrawn_us: moment("withdrawn"),
             kill_to_router_received_us: moment("router_received"),

@@ -78,7 +78,7 @@ impl Audience {
 }
 
 pub(crate) fn timeline(kill: &Kill) {
-    println!("{}", coloured(BOLD, &format!("Since the kill of {}:", kill.certificate.cause)));
+    println!("{}", coloured(BOLD, &format!("Since the kill ({}):", kill.certificate.cause)));
     let mut rows = vec![
         ("signal delivered", kill.moment("signal_delivered")),
         ("process exit seen in the kernel", kill.moment("process_exit")),
@@ -114,7 +114,8 @@ pub(crate) fn distributions(report: &Report) {
     println!("\n{}", coloured(BOLD, &format!("{} kills, sensor {}", report.kills, report.sensor)));
     println!("  {:<44} {:>10} {:>10} {:>10}", "from kill() to", "p50", "p99", "max");
     let rows = [
-        ("evidence in user space", all.kill_to_evidence_us),
+        ("evidence in the kernel", all.kill_to_evidence_us),
+        ("decision in the daemon", all.kill_to_decision_us),
         ("signal to routers published", all.kill_to_signalled_us),
         ("KV delete acknowledged", all.kill_to_withdrawn_us),
         ("router's answer `received` at the daemon", all.kill_to_router_received_us),
