@@ -208,8 +208,8 @@ impl Scanner {
                 !ours.contains(&carrier.id)
                     && !tree::ancestors(carrier.id.tgid).iter().any(|parent| ours_tgids.contains(parent))
             };
-            // A titled process is somebody's child, if perhaps an orphan.
-            let root = carriers.iter().filter(|carrier| carrier.is_root()).find(outside);
+            // Who may not declare anything cannot stand before somebody who may.
+            let root = carriers.iter().filter(|carrier| self.may(carrier) && carrier.is_root()).find(outside);
             let known = carriers.iter().any(|carrier| ours.contains(&carrier.id));
             let refused = || {
                 let first = carriers.iter().find(|carrier| carrier.worker.is_err() || !self.may(carrier))?;
@@ -284,6 +284,7 @@ impl Carrier {
     fn is_root(&self) -> bool {
         self.init
             || self.worker.as_ref().is_ok_and(|worker| {
+                // A titled process is somebody's child, if perhaps an orphan.
                 super::comm(self.id.tgid).is_some_and(|comm| !comm.contains("::"))
                     && listeners::sockets(Some(self.id.tgid), worker.port)
                         .and_then(|inodes| listeners::holds(self.id.tgid, &inodes))
