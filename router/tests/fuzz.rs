@@ -13,8 +13,11 @@ use lastgasp_router::continuation::{Continuation, Endpoint, Engine, Options, Pro
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
-fn corpus() -> &'static [(Endpoint, Map<String, Value>, Vec<u8>)] {
-    static CORPUS: OnceLock<Vec<(Endpoint, Map<String, Value>, Vec<u8>)>> = OnceLock::new();
+/// A request, and what an engine sent.
+type Seed = (Endpoint, Map<String, Value>, Vec<u8>);
+
+fn corpus() -> &'static [Seed] {
+    static CORPUS: OnceLock<Vec<Seed>> = OnceLock::new();
     CORPUS.get_or_init(|| {
         let mut found = Vec::new();
         for frontend in ["vllm-0.32-python", "vllm-0.32-rust"] {

@@ -95,7 +95,7 @@ impl Deaths {
     /// A new certificate id.
     #[must_use]
     pub fn new_id() -> String {
-        Ulid::new().to_string()
+        Ulid::generate().to_string()
     }
 
     /// Notes evidence about the present life of a worker. While it seems well, only what may turn
