@@ -279,6 +279,13 @@ mod tests {
                     health: "watch serving".into(),
                     last_evidence: "serving".into(),
                     last_evidence_at: "2026-11-29T17:00:10.000Z".into(),
+                    container: Some(ContainerStatus {
+                        cgroup_path: "/kubepods".into(),
+                        pod_uid: "8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f".into(),
+                        container_id: "3e5c0f6c1d2b4a59".into(),
+                        runtime: "containerd".into(),
+                        ..ContainerStatus::default()
+                    }),
                     ..WorkerStatus::default()
                 },
                 WorkerStatus {
@@ -288,6 +295,7 @@ mod tests {
                     since: "2026-11-29T18:01:00.000Z".into(),
                     reason: "process_killed sglang::scheduler_TP0 by signal 9".into(),
                     processes: vec![process(5000, "sglang::scheduler_TP0", false)],
+                    orphans: vec![process(5001, "sglang::scheduler_TP1", true)],
                     ..WorkerStatus::default()
                 },
             ],
@@ -313,6 +321,8 @@ WORKER    STATE    FOR   ENGINE  ROOT  CRITICAL  EPOCH  REVISION  HEALTH        
 vllm-0    serving  1h1m  vllm    4242  1/1       1      42        watch serving  serving 1h1m ago
 sglang-0  lost     1m3s  sglang  -     0/1       -      -         -              -
 sglang-0: lost: process_killed sglang::scheduler_TP0 by signal 9
+vllm-0: in pod 8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f, container 3e5c0f6c1d2b containerd
+sglang-0: still alive: sglang::scheduler_TP1 (pid 5001)
 
 not watched by the kernel
   mark_victim: no uid field

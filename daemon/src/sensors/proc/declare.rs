@@ -240,9 +240,7 @@ impl Scanner {
             return Some(format!("user {uid} is not among declare.uids"));
         }
         let path = &carrier.container.cgroup_path;
-        let within = |allowed: &String| {
-            path.strip_prefix(allowed.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
+        let within = |allowed: &String| is_within(path, allowed);
         if !cgroups.is_empty() && !cgroups.iter().any(within) {
             return Some(format!("cgroup {path} is not within any of declare.cgroups"));
         }
@@ -290,6 +288,27 @@ impl Carrier {
                         .and_then(|inodes| listeners::holds(self.id.tgid, &inodes))
                         .unwrap_or(false)
             })
+    }
+}
+
+/// Whether a cgroup is `allowed` or lies below it. Seen from a cgroup namespace of the daemon's own,
+/// paths outside begin with `/..`, once for each level up to where both meet: `/../../..` then
+/// allows what lies below the daemon's own ancestor three levels up, as `/kubepods.slice`.
+fn is_within(path: &str, allowed: &str) -> bool {
+    fn split(mut path: &str) -> (usize, &str) {
+        let mut up = 0;
+        while let Some(rest) = path.strip_prefix("/..").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+            (up, path) = (up + 1, rest);
+        }
+        (up, path)
+    }
+    let ((up, path), (allowed_up, allowed)) = (split(path), split(allowed));
+    match up.cmp(&allowed_up) {
+        std::cmp::Ordering::Less => allowed.is_empty(),
+        std::cmp::Ordering::Equal => {
+            path.strip_prefix(allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        std::cmp::Ordering::Greater => false,
     }
 }
 
@@ -447,6 +466,29 @@ mod tests {
         let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
         assert!(found, "within a round");
         end(holder);
+    }
+
+    #[test]
+    fn a_cgroup_lies_below_its_ancestors_and_nobody_elses() {
+        for (path, allowed) in [
+            ("/kubepods.slice", "/kubepods.slice"),
+            ("/kubepods.slice/a.scope", "/kubepods.slice"),
+            ("/system.slice/vllm.service", ""),
+            ("/../../a-pod.slice/b.scope", "/../.."),
+            ("/../a.scope", "/../.."),
+            ("/../../a-pod.slice/b.scope", "/../../a-pod.slice"),
+            ("/../..a", "/.."),
+        ] {
+            assert!(is_within(path, allowed), "{path} below {allowed}");
+        }
+        for (path, allowed) in [
+            ("/kubepods.slice-evil/a", "/kubepods.slice"),
+            ("/user.slice/kubepods.slice/a", "/kubepods.slice"),
+            ("/../../../user.slice/a", "/../.."),
+            ("/../../a", ""),
+        ] {
+            assert!(!is_within(path, allowed), "{path} not below {allowed}");
+        }
     }
 
     #[test]
