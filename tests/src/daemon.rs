@@ -1,15 +1,18 @@
 //! A `lastgasp` daemon under a test.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::HarnessError;
 use crate::binaries;
 use crate::engine::Engine;
 use crate::process::{GIVE_UP, Process};
+use crate::user::User;
 
 /// The configuration file, as far as tests need it.
 #[derive(Clone, Debug, Serialize)]
@@ -21,8 +24,18 @@ pub struct DaemonConfig {
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
+    declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+}
+
+/// Who may declare itself a worker.
+#[derive(Clone, Debug, Serialize)]
+struct DeclareConfig {
+    enabled: bool,
+    uids: Vec<u32>,
+    on_lost: &'static str,
+    reap_grace_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -33,6 +46,10 @@ struct NatsConfig {
 #[derive(Clone, Debug, Serialize)]
 struct EbpfConfig {
     enabled: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    btf: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ring_bytes: Option<u32>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -57,13 +74,20 @@ pub struct WorkerConfig {
     pub models: Vec<String>,
     /// How long a drain may take, ms.
     pub drain_window_ms: u64,
+    /// What is done about its processes when it is lost.
+    pub on_lost: &'static str,
+    /// How long those processes have to end by themselves, ms.
+    pub reap_grace_ms: u64,
     health: HealthConfig,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Find {
+#[serde(rename_all = "snake_case")]
+enum Find {
     /// By `LASTGASP_WORKER`, so that a worker that restarts is found again.
-    env: String,
+    Env(String),
+    /// By its pid, which needs no privilege.
+    Pid(u32),
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -79,10 +103,55 @@ impl DaemonConfig {
             node: node.to_owned(),
             mode: "enforce",
             nats: NatsConfig { url: nats_url.to_owned() },
-            ebpf: EbpfConfig { enabled: ebpf },
+            ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            declare: None,
             worker: Vec::new(),
         }
+    }
+
+    /// Takes the description of the kernel's types from this file.
+    #[must_use]
+    pub fn with_btf(mut self, btf: &Path) -> Self {
+        self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// With a ring buffer of so many bytes.
+    #[must_use]
+    pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
+        self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// As [`Self::with`], but found by its pid, as a daemon has to that may not read the
+    /// environment of other users' processes.
+    #[must_use]
+    pub fn with_pid_of(self, engine: &Engine) -> Self {
+        let mut config = self.with(engine);
+        if let Some(worker) = config.worker.last_mut() {
+            worker.find = Find::Pid(engine.process.identity.pid);
+        }
+        config
+    }
+
+    /// Writes the file and says where it is.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
+        let path = folder.join(format!("{}.toml", self.node));
+        let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
+        std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
+        Ok(path)
+    }
+
+    /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
+    #[must_use]
+    pub fn declared_by(mut self, uid: u32) -> Self {
+        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self
     }
 
     /// Adds `engine` as a worker of this name.
@@ -90,13 +159,15 @@ impl DaemonConfig {
     pub fn with(mut self, engine: &Engine) -> Self {
         let name = engine.process.name().to_owned();
         self.worker.push(WorkerConfig {
-            find: Find { env: engine.declared.clone() },
+            find: Find::Env(engine.declared.clone()),
             name,
             engine: "vllm",
             writer: "daemon",
             endpoint: engine.endpoint(),
             models: vec![engine.ready.model.clone()],
             drain_window_ms: 60_000,
+            on_lost: "none",
+            reap_grace_ms: 0,
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
         self
@@ -130,16 +201,23 @@ impl Daemon {
     ///
     /// It is not built, or ends before it is ready.
     pub async fn start(config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
-        let io = |what: &Path| {
-            let what = what.display().to_string();
-            move |source| HarnessError::Io { what, source }
-        };
-        let path = folder.join(format!("{}.toml", config.node));
-        let text = toml::to_string(config).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
-        std::fs::write(&path, text).map_err(io(&path))?;
+        Self::start_by(Command::new(binaries::find("lastgasp")?), config, folder).await
+    }
+
+    /// As [`Self::start`], as another user, who gets the folder.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`]; or the test may not become that user.
+    pub async fn start_as(user: &User, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+        user.give(folder)?;
+        Self::start_by(user.command(&binaries::find("lastgasp")?), config, folder).await
+    }
+
+    async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+        let path = config.write(folder)?;
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
-        let mut command = Command::new(binaries::find("lastgasp")?);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]);
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
@@ -188,6 +266,52 @@ impl Daemon {
             tokio::task::yield_now().await;
         }
         Ok(())
+    }
+
+    /// Waits for an event that `wanted` holds for, among those that were and those that come.
+    ///
+    /// # Errors
+    ///
+    /// None comes within [`GIVE_UP`].
+    pub async fn event(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        self.line(&["events", "--follow", "--json"], what, wanted).await
+    }
+
+    /// Waits for a status that `wanted` holds for.
+    ///
+    /// # Errors
+    ///
+    /// None comes within [`GIVE_UP`].
+    pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// The first line that a command of the daemon's prints and `wanted` holds for.
+    async fn line(&self, command: &[&str], what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        let io = |source| HarnessError::Io { what: command.join(" "), source };
+        let mut child = Command::new(binaries::find("lastgasp")?)
+            .args(command)
+            .arg("--socket")
+            .arg(&self.ready.socket)
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(io)?;
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut last = Value::Null;
+        let found = async {
+            while let Some(line) = lines.next_line().await.map_err(io)? {
+                last = serde_json::from_str(&line).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
+                if wanted(&last) {
+                    return Ok(last.clone());
+                }
+            }
+            Err(HarnessError::GaveUp(format!("{what}: the daemon ended")))
+        };
+        match tokio::time::timeout(GIVE_UP, found).await {
+            Ok(found) => found,
+            Err(_) => Err(HarnessError::GaveUp(format!("{what}; the last was {last:#}"))),
+        }
     }
 
     /// What `/metrics` says.

@@ -1,15 +1,21 @@
 //! Death certificates: from the first evidence to the last router's answer, in order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::{Answer, Cause, Certificate, Counts, Incarnation, Moment, Name, Phase, SCHEMA};
+use lastgasp_protocol::{
+    Answer, Cause, Certificate, Container, Counts, Incarnation, Moment, Name, Orphan, Phase, SCHEMA,
+};
 use ulid::Ulid;
 
-use crate::core::{Addressee, Kind, Nanos, WorkerId};
+use crate::core::{Addressee, Kind, Nanos, ProcessId, WorkerId};
+use crate::losses::Loss;
+use crate::metrics::Metrics;
+use crate::sensors::proc;
 
 /// Moments before the verdict that a certificate begins with.
 const TRAIL: usize = 32;
@@ -40,7 +46,7 @@ impl MomentKind {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Entry {
     at: Nanos,
     kind: MomentKind,
@@ -57,7 +63,7 @@ impl Entry {
 }
 
 /// A certificate that is being written.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Draft {
     worker: WorkerId,
     name: Name,
@@ -74,6 +80,9 @@ struct Draft {
     over: Option<Nanos>,
     withdrawn: bool,
     process_gone: bool,
+    container: Option<Container>,
+    /// Of the process tree, as last looked at.
+    remaining: Vec<(ProcessId, Arc<str>)>,
 }
 
 /// All certificates: those being written, and what was seen of workers that seem well.
@@ -82,19 +91,23 @@ pub struct Deaths {
     node: Name,
     trails: HashMap<WorkerId, VecDeque<Entry>>,
     drafts: Vec<Draft>,
+    /// Moments that did not fit.
+    left_out: u64,
 }
 
 impl Deaths {
     /// Certificates of this node.
     #[must_use]
     pub fn new(node: Name) -> Self {
-        Self { node, trails: HashMap::new(), drafts: Vec::new() }
+        // The first id seeds this thread's random numbers, which takes longer than a death may.
+        let _ = Self::new_id();
+        Self { node, trails: HashMap::new(), drafts: Vec::new(), left_out: 0 }
     }
 
     /// A new certificate id.
     #[must_use]
     pub fn new_id() -> String {
-        Ulid::new().to_string()
+        Ulid::generate().to_string()
     }
 
     /// Notes evidence about the present life of a worker. While it seems well, only what may turn
@@ -180,6 +193,8 @@ impl Deaths {
         if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             if draft.entries.len() < MAX_MOMENTS {
                 draft.entries.push(entry);
+            } else {
+                self.left_out += 1;
             }
             return;
         }
@@ -202,6 +217,7 @@ impl Deaths {
         certificate: &str,
         cause: &Cause,
         observed_only: bool,
+        container: Option<Container>,
     ) {
         let known = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
         if let Some(draft) = known {
@@ -226,6 +242,8 @@ impl Deaths {
             over: None,
             withdrawn: false,
             process_gone: false,
+            container,
+            remaining: Vec::new(),
         });
     }
 
@@ -235,6 +253,31 @@ impl Deaths {
             draft.over.get_or_insert(at);
             draft.cause = cause.clone();
         }
+    }
+
+    /// What of a life that is over is still there.
+    pub fn remaining(&mut self, worker: WorkerId, remaining: Vec<(ProcessId, Arc<str>)>) {
+        if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+            draft.remaining = remaining;
+        }
+    }
+
+    /// The certificate as far as it is written.
+    #[must_use]
+    pub fn so_far(&self, worker: WorkerId, now: Nanos) -> Option<Certificate> {
+        let draft = self.drafts.iter().rev().find(|draft| draft.worker == worker)?;
+        Some(draft.clone().finish(&self.node, now))
+    }
+
+    /// Whether a certificate of this worker is being written.
+    #[must_use]
+    pub fn is_open(&self, worker: WorkerId) -> bool {
+        self.drafts.iter().any(|draft| draft.worker == worker)
+    }
+
+    /// A worker will not be heard of again.
+    pub fn forget(&mut self, worker: WorkerId) {
+        self.trails.remove(&worker);
     }
 
     /// The worker came back before its end: no death, no certificate.
@@ -276,18 +319,29 @@ impl Deaths {
     }
 
     /// Takes out the certificates that are complete, or have waited long enough.
-    /// `routers` is how many routers are expected to answer.
-    pub fn settled(&mut self, routers: usize, now: Nanos) -> Vec<Certificate> {
+    /// `routers` is how many routers are expected to answer; `acting` says of which lives the
+    /// processes are being seen to, which is waited for.
+    pub fn settled(
+        &mut self,
+        routers: usize,
+        acting: impl Fn(WorkerId, &Incarnation) -> bool,
+        now: Nanos,
+    ) -> Vec<Certificate> {
         let node = self.node.clone();
         let (settled, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.drafts).into_iter().partition(|draft| {
             draft.over.is_some_and(|over| {
                 let answered = draft.done.len() >= routers || draft.observed_only;
                 let complete = draft.withdrawn && answered && draft.process_gone;
-                complete || now.since(over) >= SETTLE
+                (complete || now.since(over) >= SETTLE) && !acting(draft.worker, &draft.incarnation)
             })
         });
         self.drafts = open;
         settled.into_iter().map(|draft| draft.finish(&node, now)).collect()
+    }
+
+    /// How many moments did not fit into their certificates since this was asked last.
+    pub fn take_left_out(&mut self) -> u64 {
+        std::mem::take(&mut self.left_out)
     }
 
     /// Whether some certificate is waiting to be settled.
@@ -300,6 +354,8 @@ impl Deaths {
 impl Draft {
     fn finish(self, node: &Name, now: Nanos) -> Certificate {
         let Self { worker: _, name, incarnation, epoch, certificate, cause, observed_only, mut entries, .. } = self;
+        let alive = self.remaining.into_iter().filter(|(id, _)| proc::is_alive(*id));
+        let orphans = alive.map(|(id, title)| Orphan { pid: id.tgid, title: title.as_ref().to_owned() }).collect();
         entries.sort_by_key(|entry| entry.at);
         let first = entries.first().map_or(now, |entry| entry.at);
         let age = SignedDuration::try_from(now.since(first)).unwrap_or_default();
@@ -328,12 +384,14 @@ impl Draft {
             routers_received: self.received.len() as u64,
             routers_done: self.done.len() as u64,
             streams: self.streams,
+            container: self.container,
+            orphans,
         }
     }
 }
 
 /// Keeps a certificate on the server. Tries for a minute; it is in the log and in status anyway.
-pub async fn publish(context: jetstream::Context, certificate: Certificate) {
+pub async fn publish(context: jetstream::Context, certificate: Certificate, metrics: Metrics) {
     let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
     let payload = Bytes::from(certificate.to_json());
     for attempt in 0..12 {
@@ -345,6 +403,7 @@ pub async fn publish(context: jetstream::Context, certificate: Certificate) {
             Ok(()) => return,
             Err(error) if attempt == 11 => {
                 tracing::warn!(%error, certificate = certificate.certificate, "certificate not kept on the server");
+                metrics.lose(Loss::Certificate, 1);
             }
             Err(_) => tokio::time::sleep(Duration::from_secs(5)).await,
         }

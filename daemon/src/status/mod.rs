@@ -14,7 +14,10 @@ mod service;
 mod tests;
 
 pub use self::hub::{HISTORY, StatusHub};
-pub use self::proto::{Event, LossStatus, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+pub use self::proto::{
+    ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProbeStatus, ProcessStatus, RouterStatus,
+    WorkerStatus,
+};
 pub use self::server::{StatusError, StatusServer};
 
 /// Generated from `proto/status.proto`, which documents it.

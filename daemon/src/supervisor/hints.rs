@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::core::{Direction, Evidence, GpuPolicy, Kind, Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
+use crate::losses::Loss;
 use crate::sensors::kmsg::{Fact, Told};
 use crate::sensors::proc::{self, ProcessInfo, ProcessState};
 
@@ -50,7 +51,10 @@ impl Supervisor {
                 tracing::debug!(worker = %self.name(worker), tgid = parent.id.tgid, comm = parent.comm, "supervised by");
                 self.processes.supervised_by(worker, parent.id);
             }
-            Err(error) => tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched"),
+            Err(error) => {
+                tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched");
+                self.metrics.lose(Loss::WatchSupervisor, 1);
+            }
         }
     }
 
@@ -77,7 +81,10 @@ impl Supervisor {
             name.map_or_else(|| number.to_string(), str::to_owned)
         });
         let kind = Kind::TcpReset { direction, reason, peer, count };
-        let Some(slot) = self.workers.get_mut(worker.0 as usize) else { return };
+        if !self.workers.knows(worker) {
+            return;
+        }
+        let slot = &mut self.workers[worker];
         let asked_lately = slot.reset_probe.is_some_and(|asked| at.since(asked) < RESET_PROBE);
         if asked_lately {
             self.deaths.evidence(worker, &kind, at);
@@ -92,7 +99,7 @@ impl Supervisor {
     pub(super) fn kmsg(&mut self, told: Told) {
         let at = proc::monotonic_now();
         match told {
-            Told::Overrun => self.metrics.lose("kmsg", "record", 1),
+            Told::Overrun => self.metrics.lose(Loss::KernelLog, 1),
             Told::Fact(Fact::OomKill { tid, scope }) => {
                 let tgid = proc::thread_group(tid).unwrap_or(tid);
                 let Some(tracked) = self.processes.by_pid(tgid) else { return };
@@ -118,7 +125,8 @@ impl Supervisor {
             return;
         }
         let policy = if policy == GpuPolicy::Lost { GpuPolicy::Probe } else { policy };
-        for worker in (0..).map(WorkerId).take(self.workers.len()) {
+        let workers: Vec<_> = self.workers.iter().map(|(worker, _)| worker).collect();
+        for worker in workers {
             let Some(root) = self.processes.root(worker) else { continue };
             let kind = Kind::GpuFault { process: None, fault: fault.clone(), policy };
             self.evidence(Evidence { worker, root, kind, at });
@@ -139,7 +147,7 @@ impl Supervisor {
             })
             .collect();
         let stuck = stuck.join(", ");
-        let slot = &mut self.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker];
         if slot.stuck == stuck {
             return;
         }

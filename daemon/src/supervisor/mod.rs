@@ -4,11 +4,15 @@
 //! published signal nothing changes threads and nothing waits. Health checks, status and metrics
 //! run on a second thread; `/proc` is read on blocking threads.
 
+mod act;
 mod adopt;
 mod carry_out;
+mod declare;
+mod degraded;
 mod hints;
 mod report;
 mod scan;
+mod slots;
 mod start;
 
 use std::collections::{HashMap, HashSet};
@@ -16,20 +20,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
+use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::config::Config;
+use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
+use crate::effects::actions::Done;
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::{Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
 use crate::engines::Names;
+use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
@@ -38,6 +46,7 @@ use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, ProcessInfo, listeners};
 use crate::status::StatusHub;
 
+use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
@@ -48,12 +57,25 @@ const TREE_TICKS: u64 = 10;
 
 /// What the supervisor keeps of one worker, beside what the core decides about it.
 struct WorkerSlot {
+    config: Arc<WorkerConfig>,
+    /// It was declared by its own process, from this container.
+    declared: Option<declare::Origin>,
+    /// Where its root runs.
+    container: Option<Container>,
+    /// What of lives that are over is still there, as last looked at.
+    orphans: Vec<(ProcessId, Arc<str>)>,
+    /// Since when there has been no life of it that is not over.
+    over_since: Option<Nanos>,
+    /// The record is to go, and that is not acknowledged yet.
+    withdrawing: bool,
     registrar: Registrar,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,
     /// Processes of lives that are over. What is left of them is no successor.
     former: HashSet<ProcessId>,
+    /// Network namespace and port of the listener that the kernel watches.
+    port: Option<(u32, u16)>,
     /// Of the record, as last acknowledged.
     revision: u64,
     epoch: u64,
@@ -84,8 +106,14 @@ enum Message {
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
     Inherited(Vec<(WorkerRecord, u64)>),
+    /// Something was done about the processes of a life that was lost, known by its root.
+    Acted(WorkerId, ProcessId, Vec<Done>),
+    /// Declarations were looked for.
+    Declared(declare::Looked),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
+    /// Something was lost on its way here.
+    Lost(Loss),
     /// A claim was checked against the process that should have made it.
     Proven(WorkerId, ProcessId, WorkerRecord),
 }
@@ -97,9 +125,11 @@ struct Supervisor {
     processes: Processes,
     probes: Option<Probes>,
     events: Option<Events>,
-    workers: Vec<WorkerSlot>,
+    workers: Slots,
     timers: HashMap<(WorkerId, Timer), Nanos>,
     deaths: Deaths,
+    actions: Vec<act::Pending>,
+    declarations: declare::Declarations,
     signals: Signals,
     context: watch::Receiver<Option<jetstream::Context>>,
     bucket: watch::Receiver<Option<Bucket>>,
@@ -112,6 +142,7 @@ struct Supervisor {
     metrics: Metrics,
     side: tokio::runtime::Handle,
     messages: mpsc::UnboundedSender<Message>,
+    outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
@@ -123,7 +154,8 @@ struct Supervisor {
     ticks: u64,
     dropped: HashMap<&'static str, u64>,
     started_at: jiff::Timestamp,
-    sensor_reason: String,
+    no_ebpf: Option<degraded::NoEbpf>,
+    reduced: Reduced,
     /// Why the kernel's log is not read, if so.
     kmsg_off: Option<String>,
     /// Taken when the first scan is over.
@@ -178,9 +210,16 @@ impl Supervisor {
     fn drain_ring(&mut self) {
         let Some(events) = self.events.as_mut() else { return };
         let (processes, noticed) = (&mut self.processes, &mut self.noticed);
-        let drained = events.drain(|event| noticed.extend(processes.event(event)));
+        let mut unwatched = 0;
+        let drained = events.drain(|event| {
+            unwatched += u64::from(event.flags.contains(EventFlags::NOT_WATCHED));
+            noticed.extend(processes.event(event));
+        });
+        if unwatched > 0 {
+            self.metrics.lose(Loss::WatchFork, unwatched);
+        }
         if drained.undecodable > 0 {
-            self.metrics.lose("decode", "event", drained.undecodable as u64);
+            self.metrics.lose(Loss::Event, drained.undecodable as u64);
         }
         let mut noticed = std::mem::take(&mut self.noticed);
         for one in noticed.drain(..) {
@@ -191,10 +230,13 @@ impl Supervisor {
     }
 
     fn lose_ring(&mut self) {
-        tracing::error!("the ring buffer cannot be polled any more; pidfds carry on");
         self.events = None;
-        self.probes = None;
-        "the ring buffer cannot be polled".clone_into(&mut self.sensor_reason);
+        for (probe, _) in self.probes.take().iter().flat_map(|probes| probes.states()) {
+            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(0);
+        }
+        let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
+        no_ebpf.log();
+        self.no_ebpf = Some(no_ebpf);
     }
 
     fn noticed(&mut self, noticed: Noticed) {
@@ -250,13 +292,11 @@ impl Supervisor {
         let effects = self.core.evidence(&evidence, proc::monotonic_now());
         self.carry_out(effects, *at);
         self.metrics.evidence.with_label_values(&[kind.name()]).inc();
-        if let Some(slot) = self.workers.get_mut(worker.0 as usize) {
-            slot.evidence = Some((kind.name(), *at));
-        }
+        self.workers[*worker].evidence = Some((kind.name(), *at));
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
-            Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[worker.0 as usize].stuck.clear(),
+            Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
             _ => {}
         }
     }
@@ -276,7 +316,7 @@ impl Supervisor {
             Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
             Err(error) => {
                 tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
-                self.metrics.lose("pidfd", "open", 1);
+                self.metrics.lose(Loss::Pidfd, 1);
             }
         }
         self.processes.runs(id, proc::exe(id.tgid));
@@ -294,6 +334,8 @@ impl Supervisor {
                     && self.probes.is_some()
                 {
                     self.metrics.deaths_seen_only_by_pidfd.inc();
+                    // The ring may have been full.
+                    self.count_losses();
                 }
                 if let Some(evidence) = self.processes.gone(id, exit, at) {
                     self.evidence(evidence);
@@ -307,8 +349,15 @@ impl Supervisor {
             Message::Scanned(sightings) => self.scanned(sightings),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
-            Message::Rechecked(worker, root, process, presence) => self.rechecked(worker, root, process, presence),
+            Message::Rechecked(worker, root, process, presence) => {
+                if self.workers.knows(worker) {
+                    self.rechecked(worker, root, process, presence);
+                }
+            }
+            Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
+            Message::Declared(looked) => self.declared(looked),
             Message::Inherited(records) => self.inherit(records),
+            Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
             Message::Proven(worker, root, record) => self.proven(worker, root, record),
         }
@@ -322,9 +371,22 @@ impl Supervisor {
         }
     }
 
+    /// A process that died before it was watched leaves an entry in the kernel's map, which no exit
+    /// will remove any more.
+    fn sweep_watched(&mut self) {
+        let Some(probes) = self.probes.as_ref() else { return };
+        let watched = probes.watched_processes();
+        let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
+        let stale: Vec<_> = ids.filter(|id| !proc::is_alive(*id)).collect();
+        for id in stale {
+            self.unwatch(id);
+        }
+    }
+
     fn next_timer(&self) -> Instant {
         let now = proc::monotonic_now();
-        let wait = self.timers.values().map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
+        let due = self.timers.values().copied().chain(self.next_action());
+        let wait = due.map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
         Instant::now() + wait
     }
 
@@ -336,6 +398,7 @@ impl Supervisor {
             let effects = self.core.fire(worker, timer, now);
             self.carry_out(effects, now);
         }
+        self.begin_actions(now);
     }
 
     fn tick(&mut self) {
@@ -343,9 +406,16 @@ impl Supervisor {
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
+        if self.ticks.is_multiple_of(TREE_TICKS) {
+            self.sweep_watched();
+        }
         if !self.scanning {
             self.start_scan();
         }
+        self.look_for_declarations();
+        self.hasten_actions();
+        self.forget_workers();
+        self.settle_ready();
         self.publish_status();
     }
 
@@ -361,7 +431,7 @@ impl Supervisor {
     }
 
     fn name(&self, worker: WorkerId) -> &Name {
-        &self.config.workers[worker.0 as usize].name
+        &self.workers[worker].config.name
     }
 }
 

@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::{Certificate, Name};
+use lastgasp_protocol::{Certificate, Container, Name};
 
-use crate::core::{Nanos, State, WorkerId};
+use crate::core::{Nanos, ProcessId, State};
 use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
+use crate::losses::Loss;
 use crate::sensors::ebpf::ProbeState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
-use crate::status::{Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
 use super::Supervisor;
 
@@ -29,6 +30,13 @@ impl Supervisor {
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        self.metrics.set_sensor(self.sensor());
+        let now = proc::monotonic_now();
+        for (_, slot) in self.workers.iter() {
+            let since = slot.over_since.filter(|_| !slot.orphans.is_empty());
+            let seconds = since.map_or(0.0, |since| now.since(since).as_secs_f64());
+            self.metrics.lost_alive_seconds.with_label_values(&[slot.config.name.as_str()]).set(seconds);
+        }
         let status = self.status(link);
         self.hub.publish(status);
     }
@@ -47,7 +55,7 @@ impl Supervisor {
             mode: self.config.mode.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             sensor: self.sensor().to_owned(),
-            sensor_reason: self.sensor_reason.clone(),
+            sensor_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
             nats: link.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
             lease: match &self.lease {
@@ -77,14 +85,16 @@ impl Supervisor {
             losses: self.metrics.losses(),
             routers,
             warnings: self.warnings.clone(),
+            degraded: self.degraded(),
+            privileges: Some(self.privileges()),
         }
     }
 
     fn workers_status(&self, now: Nanos) -> Vec<WorkerStatus> {
-        let workers = self.config.workers.iter().zip(&self.workers).zip(0..);
-        workers
-            .map(|((config, slot), id)| {
-                let worker = WorkerId(id);
+        self.workers
+            .iter()
+            .map(|(worker, slot)| {
+                let config = &slot.config;
                 let root = self.processes.root(worker);
                 let mut processes: Vec<_> = self
                     .processes
@@ -122,10 +132,18 @@ impl Supervisor {
                     processes: processes.into_iter().map(|(_, process)| process).collect(),
                     health: slot.health.as_ref().map(HealthHandle::summary).unwrap_or_default(),
                     last_evidence: slot.evidence.map(|(name, _)| name.to_owned()).unwrap_or_default(),
+                    source: if slot.declared.is_some() { "declaration" } else { "configuration" }.to_owned(),
+                    container: slot.container.as_ref().map(container_status),
+                    orphans: slot.orphans.iter().map(|(id, title)| self.orphan_status(*id, title)).collect(),
                     last_evidence_at: slot.evidence.map(|(_, at)| wall(at, now).to_string()).unwrap_or_default(),
                 }
             })
             .collect()
+    }
+
+    fn orphan_status(&self, id: ProcessId, title: &str) -> ProcessStatus {
+        let critical = self.processes.get(id).is_some_and(|tracked| tracked.critical);
+        ProcessStatus { tgid: id.tgid, title: title.to_owned(), critical, alive: true }
     }
 
     fn sensor(&self) -> &'static str {
@@ -133,14 +151,19 @@ impl Supervisor {
     }
 
     pub(super) fn tell_state(&self, worker: &Name, summary: String) {
-        self.tell("state", worker, summary, None);
+        self.tell("state", worker.as_str(), summary, None);
     }
 
     pub(super) fn tell_notice(&self, worker: &Name, summary: String) {
+        self.tell("notice", worker.as_str(), summary, None);
+    }
+
+    /// As [`Self::tell_notice`], about something that may not even be a name.
+    pub(super) fn tell_notice_about(&self, worker: &str, summary: String) {
         self.tell("notice", worker, summary, None);
     }
 
-    fn tell(&self, kind: &str, worker: &Name, summary: String, certificate_json: Option<String>) {
+    fn tell(&self, kind: &str, worker: &str, summary: String, certificate_json: Option<String>) {
         let at = Timestamp::now().to_string();
         self.hub.event(Event { at, kind: kind.to_owned(), worker: worker.to_string(), summary, certificate_json });
     }
@@ -151,7 +174,9 @@ impl Supervisor {
             return;
         }
         let routers = self.routers.borrow().len();
-        for certificate in self.deaths.settled(routers, proc::monotonic_now()) {
+        let actions = &self.actions;
+        let acting = |worker, incarnation: &_| Self::is_acting(actions, worker, incarnation);
+        for certificate in self.deaths.settled(routers, acting, proc::monotonic_now()) {
             let Certificate { certificate: id, worker, cause, streams, timeline, .. } = &certificate;
             tracing::info!(
                 %worker, certificate = id, %cause, moved = streams.moved, failed = streams.failed,
@@ -159,14 +184,20 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
-            self.tell("certificate", worker, summary, Some(json));
+            self.tell("certificate", worker.as_str(), summary, Some(json));
             let context = self.context.borrow().clone();
-            if let Some(context) = context
-                && !certificate.observed_only
-            {
-                tokio::spawn(deaths::publish(context, certificate));
+            if certificate.observed_only {
+                continue;
+            }
+            match context {
+                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
+                None => {
+                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
+                    self.metrics.lose(Loss::Certificate, 1);
+                }
             }
         }
+        self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
     }
 
     /// Events that the kernel could not hand over, by kind.
@@ -176,8 +207,12 @@ impl Supervisor {
         for (kind, total) in dropped {
             let known = self.dropped.entry(kind.as_str()).or_default();
             if total > *known {
-                tracing::error!(kind = kind.as_str(), lost = total - *known, "the ring buffer was full");
-                self.metrics.lose("ring", kind.as_str(), total - *known);
+                tracing::error!(
+                    kind = kind.as_str(),
+                    lost = total - *known,
+                    "the ring buffer was full; all trees are looked at again"
+                );
+                self.metrics.lose(Loss::Ring(kind), total - *known);
                 *known = total;
                 // What was lost may have been a fork or an exit.
                 self.rescan = true;
@@ -210,9 +245,21 @@ impl Supervisor {
             let on = matches!(state, ProbeState::On);
             self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(i64::from(on));
             if let ProbeState::Off(reason) = state {
-                tracing::warn!(probe = probe.as_str(), %reason, "probe off");
+                tracing::warn!(probe = probe.as_str(), %reason, cost = probe.cost(), "probe off");
             }
         }
+    }
+}
+
+fn container_status(container: &Container) -> ContainerStatus {
+    let Container { cgroup_path, pod_uid, container_id, runtime, pid_namespace, network_namespace } = container;
+    ContainerStatus {
+        cgroup_path: cgroup_path.clone(),
+        pod_uid: pod_uid.clone().unwrap_or_default(),
+        container_id: container_id.clone().unwrap_or_default(),
+        runtime: runtime.clone().unwrap_or_default(),
+        pid_namespace: pid_namespace.unwrap_or_default(),
+        network_namespace: network_namespace.unwrap_or_default(),
     }
 }
 

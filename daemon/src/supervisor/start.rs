@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, Problem};
+use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::Registrar;
@@ -16,6 +16,7 @@ use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::metrics::Metrics;
+use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
 use crate::sensors::health::{self, Life};
@@ -23,7 +24,10 @@ use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
+use super::declare::{Declarations, Origin};
+use super::degraded::NoEbpf;
 use super::report::Ready;
+use super::slots::Slots;
 use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
@@ -84,19 +88,36 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
 pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     // Loading needs capabilities, which are per thread: before there are others.
-    let ebpf = match config.ebpf {
-        EbpfMode::Off => Err("switched off".to_owned()),
-        EbpfMode::Auto => Probes::load(&LoadOptions::default()).map_err(|error| error.to_string()),
-        EbpfMode::Required => Ok(Probes::load(&LoadOptions::default())?),
+    let load = || Probes::load(&LoadOptions::of(&config.ebpf));
+    let mut ebpf = match config.ebpf.enabled {
+        EbpfMode::Off => Err(NoEbpf::switched_off()),
+        EbpfMode::Auto => load().map_err(NoEbpf::from),
+        EbpfMode::Required => Ok(load()?),
     };
-    if let Err(reason) = &ebpf {
-        tracing::warn!(reason, "no eBPF: deaths are seen by pidfd, later and without their cause");
-    }
+    // Opening it may take a capability, reading it then takes none.
+    let kmsg = Kmsg::open(Facilities::Kernel);
+    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
-    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, side.handle.clone()));
+    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
+}
+
+/// Down to what the rest of the run needs. Threads that come later have no more.
+fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+    let maps_work = || match probes.map(Probes::check_access) {
+        Some(Err(error)) => {
+            tracing::debug!(%error, "without CAP_BPF");
+            false
+        }
+        Some(Ok(())) | None => true,
+    };
+    let reduced = privileges::reduce(maps_work)
+        .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
+    let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
+    Ok(reduced)
 }
 
 /// The second thread: health checks, status and metrics.
@@ -126,7 +147,9 @@ impl Side {
 async fn main(
     config: Arc<Config>,
     options: RunOptions,
-    ebpf: Result<(Probes, Ring), String>,
+    ebpf: Result<(Probes, Ring), NoEbpf>,
+    kmsg: std::io::Result<Kmsg>,
+    reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
     let shutdown = shutdown_signal()?;
@@ -173,53 +196,38 @@ async fn main(
         });
     }
     tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
-    let signals = Signals::new(client, routers.clone(), answers_tx)
+    let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
 
-    let (probes, events, sensor_reason) = match ebpf {
+    let (probes, events, no_ebpf) = match ebpf {
         Ok((probes, ring)) => match Events::new(ring) {
-            Ok(events) => (Some(probes), Some(events), String::new()),
-            Err(error) => (None, None, format!("the ring buffer cannot be polled: {error}")),
+            Ok(events) => (Some(probes), Some(events), None),
+            Err(error) => (None, None, Some(NoEbpf::broken(format!("the ring buffer cannot be polled: {error}")))),
         },
-        Err(reason) => (None, None, reason),
+        Err(no_ebpf) => (None, None, Some(no_ebpf)),
     };
-    let kmsg_off = follow_kmsg(&side, messages.clone());
-    let workers = config
-        .workers
-        .iter()
-        .zip(0..)
-        .map(|(worker, id)| WorkerSlot {
-            registrar: Registrar::spawn(
-                WorkerId(id),
-                lastgasp_protocol::worker_key(&config.node, &worker.name),
-                workers_opened.clone(),
-                outcomes_tx.clone(),
-            ),
-            health: None,
-            claimed: None,
-            former: HashSet::new(),
-            revision: 0,
-            epoch: 0,
-            listed: false,
-            incarnation: String::new(),
-            evidence: None,
-            ending: None,
-            reason: String::new(),
-            stuck: String::new(),
-            reset_probe: None,
-            since: jiff::Timestamp::now(),
-        })
-        .collect();
-    let supervisor = Supervisor {
+    if let Some(no_ebpf) = &no_ebpf {
+        no_ebpf.log();
+    }
+    let kmsg_off = follow_kmsg(kmsg, &side, messages.clone());
+    let config_workers = config.workers.clone();
+    let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
-        core: core(&config),
+        core: Core::new(Policy {
+            hold_down: config.policy.hold_down,
+            recheck_after: config.policy.near_certain_recheck,
+            soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
+        }),
         processes: Processes::default(),
         probes,
         events,
-        workers,
+        workers: Slots::new(),
+        outcomes: outcomes_tx,
         timers: HashMap::new(),
         deaths: Deaths::new(config.node.clone()),
+        actions: Vec::new(),
+        declarations: Declarations::new(&config.declare),
         signals,
         context,
         bucket: workers_opened,
@@ -240,20 +248,28 @@ async fn main(
         ticks: 0,
         dropped: HashMap::new(),
         started_at: jiff::Timestamp::now(),
-        sensor_reason,
+        no_ebpf,
+        reduced,
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,
     };
     let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    for worker in config_workers {
+        supervisor.add_worker(Arc::new(worker), None);
+    }
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
 }
 
 /// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
-fn follow_kmsg(side: &tokio::runtime::Handle, messages: mpsc::UnboundedSender<Message>) -> Option<String> {
-    match Kmsg::open(Facilities::Kernel) {
+fn follow_kmsg(
+    kmsg: std::io::Result<Kmsg>,
+    side: &tokio::runtime::Handle,
+    messages: mpsc::UnboundedSender<Message>,
+) -> Option<String> {
+    match kmsg {
         Ok(log) => {
             side.spawn(async move {
                 if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
@@ -269,33 +285,58 @@ fn follow_kmsg(side: &tokio::runtime::Handle, messages: mpsc::UnboundedSender<Me
     }
 }
 
-fn core(config: &Config) -> Core {
-    let policy = Policy {
-        hold_down: config.policy.hold_down,
-        recheck_after: config.policy.near_certain_recheck,
-        soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
-    };
-    let workers = config
-        .workers
-        .iter()
-        .map(|worker| WorkerPolicy {
-            drain_window: worker.drain_window,
-            hang_window: worker.health.hang_window,
-            on_not_serving: worker.on_not_serving,
-            registers_itself: worker.writer == lastgasp_protocol::Writer::Worker,
-            has_liveness: worker.health.has_liveness(),
-        })
-        .collect();
-    Core::new(policy, workers)
+pub(super) fn policy(worker: &WorkerConfig) -> WorkerPolicy {
+    WorkerPolicy {
+        drain_window: worker.drain_window,
+        hang_window: worker.health.hang_window,
+        on_not_serving: worker.on_not_serving,
+        registers_itself: worker.writer == lastgasp_protocol::Writer::Worker,
+        has_liveness: worker.health.has_liveness(),
+    }
 }
 
 impl Supervisor {
+    /// A worker becomes known: by the configuration, or by a declaration.
+    pub(super) fn add_worker(&mut self, config: Arc<WorkerConfig>, declared: Option<Origin>) -> WorkerId {
+        let worker = self.workers.next();
+        let registrar = Registrar::spawn(
+            worker,
+            lastgasp_protocol::worker_key(&self.config.node, &config.name),
+            self.bucket.clone(),
+            self.outcomes.clone(),
+        );
+        self.core.add_worker(worker, policy(&config));
+        self.workers.add(WorkerSlot {
+            stuck: String::new(),
+            reset_probe: None,
+            config,
+            declared,
+            container: None,
+            orphans: Vec::new(),
+            over_since: None,
+            port: None,
+            withdrawing: false,
+            registrar,
+            health: None,
+            claimed: None,
+            former: HashSet::new(),
+            revision: 0,
+            epoch: 0,
+            listed: false,
+            incarnation: String::new(),
+            evidence: None,
+            ending: None,
+            reason: String::new(),
+            since: jiff::Timestamp::now(),
+        })
+    }
+
     /// Begins to ask a worker's health source about this life.
     pub(super) fn start_health(&mut self, worker: WorkerId, root: ProcessId, served_before: bool) {
-        let config = &self.config.workers[worker.0 as usize];
+        let config = &self.workers[worker].config;
         let life = Life { worker, root, port: config.port, served_before };
         let handle = health::spawn(&self.side, life, config.health.clone(), self.health_tx.clone());
-        self.workers[worker.0 as usize].health = Some(handle);
+        self.workers[worker].health = Some(handle);
     }
 }
 

@@ -127,7 +127,7 @@ impl Session {
         loop {
             // A worker that says no is better told at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
-            let Some(ticket) = self.proxy.reserve(&self.inbound.model, &self.tried, true, deadline).await else {
+            let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
                 return Err(match declined {
                     Some(response) => Unopened::Answer(response),
                     None => Unopened::NoWorker(ApiError::unavailable(
@@ -160,7 +160,7 @@ impl Session {
                 }
                 Err((_, Declined::Status(response))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
-                    self.tried.now.push(listing);
+                    self.tried.failed.push(listing);
                     if !self.stream.produced() {
                         self.retry("status");
                         if self.retries > self.proxy.config.max_retries {
@@ -171,7 +171,7 @@ impl Session {
                 }
                 Err((_, Declined::Unreachable(error))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
-                    self.tried.now.push(listing);
+                    self.tried.unreachable.push(listing);
                 }
             }
         }
@@ -195,9 +195,9 @@ impl Session {
             drop(response);
             let since = Instant::now();
             if self.stream.has_begun() {
-                self.tried.before.append(&mut self.tried.now);
+                self.tried.before.append(&mut self.tried.failed);
             }
-            self.tried.now.push(Arc::clone(ticket.listing()));
+            self.tried.failed.push(Arc::clone(ticket.listing()));
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {
@@ -299,6 +299,7 @@ impl Session {
         let mut looked = false;
         let mut heard = tokio::time::Instant::now();
         let patience = proxy.config.stall_timeout.unwrap_or(SILENCE).min(SILENCE);
+        let mut look = heard + patience;
         loop {
             if !std::mem::replace(&mut looked, true) {
                 let now = *fate.borrow_and_update();
@@ -326,6 +327,7 @@ impl Session {
                 }
                 piece = response.chunk(), if self.out.len() < HIGH_WATER => {
                     heard = tokio::time::Instant::now();
+                    look = heard + patience;
                     let progress = match piece {
                         Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
                         Ok(None) => self.stream.ended(&mut self.out),
@@ -338,14 +340,12 @@ impl Session {
                         Progress::Broken(broken) => return End::Lost(broken.as_str()),
                     }
                 }
-                () = tokio::time::sleep_until(heard + patience) => {
+                () = tokio::time::sleep_until(look) => {
                     let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
                     if (stalled || proxy.workers.is_lapsed(&listing)) && !self.answers(&listing, stalled).await {
                         return End::Lost(if stalled { "stalled" } else { "lease_lapsed" });
                     }
-                    if !stalled && proxy.config.stall_timeout.is_none() {
-                        heard = tokio::time::Instant::now();
-                    }
+                    look = tokio::time::Instant::now() + patience;
                 }
             }
         }

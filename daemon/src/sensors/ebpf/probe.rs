@@ -82,6 +82,24 @@ impl Probe {
         }
     }
 
+    /// What is worse without it.
+    #[must_use]
+    pub const fn cost(self) -> &'static str {
+        match self {
+            Self::Exit => "exits are seen by pidfd, once the memory is torn down",
+            Self::SignalDeliver => {
+                "a fatal signal is seen at the exit it leads to: after the core dump, if there is one"
+            }
+            Self::Fork => "new processes of an engine are found by a scan, within seconds",
+            Self::Exec => "a program that runs in an engine's place, or under another title, goes unseen",
+            Self::Rename => "a critical process that titles itself late is found by a scan, within seconds",
+            Self::MarkVictim => "an OOM kill looks like any other SIGKILL",
+            Self::ListenerClosed => "a listener that closes is seen by the next health check",
+            Self::SignalGenerate => "who sent a signal is not known, and one to a supervisor goes unseen",
+            Self::TcpResetSent | Self::TcpResetReceived => "resets do not ask for a health check before its time",
+        }
+    }
+
     /// The name used in logs, metrics and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
