@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::core::HeldBack;
@@ -38,6 +38,13 @@ pub struct Metrics {
     pub router_answers: IntCounterVec,
     /// Things said to people, by `kind`.
     pub notices: IntCounterVec,
+    /// What was done about the processes of lost workers, by `action` and `outcome`.
+    pub actions: IntCounterVec,
+    /// Workers that declared themselves, by `outcome`: `accepted`, or why not.
+    pub declarations: IntCounterVec,
+    /// How long a worker has been over while processes of it are still there, by `worker`, in
+    /// seconds; 0 while none are.
+    pub lost_alive_seconds: GaugeVec,
     /// 1 for the state that a worker is in, 0 for the others, by `worker` and `state`.
     pub worker_state: IntGaugeVec,
     /// From the first evidence of a death to the acknowledged withdrawal, in seconds.
@@ -67,6 +74,25 @@ impl Metrics {
             signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
             router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
             notices: counters(&registry, "notices_total", "Things said to people.", &["kind"]),
+            actions: counters(
+                &registry,
+                "actions_total",
+                "What was done about the processes of lost workers.",
+                &["action", "outcome"],
+            ),
+            declarations: counters(
+                &registry,
+                "declarations_total",
+                "Workers that declared themselves: accepted, or why not.",
+                &["outcome"],
+            ),
+            lost_alive_seconds: registered(
+                &registry,
+                GaugeVec::new(
+                    options("lost_alive_seconds", "How long processes of a worker have outlived it."),
+                    &["worker"],
+                ),
+            ),
             worker_state: gauges(&registry, "worker_state", "1 for the state a worker is in.", &["worker", "state"]),
             evidence_to_withdrawn: latency(
                 &registry,
@@ -118,6 +144,15 @@ impl Metrics {
         for name in WORKER_STATES {
             self.worker_state.with_label_values(&[worker, name]).set(i64::from(name == state));
         }
+    }
+
+    /// Drops the gauges of a worker that will not be heard of again.
+    pub fn forget_worker(&self, worker: &str) {
+        for state in WORKER_STATES {
+            // An error says that it was not there.
+            let _ = self.worker_state.remove_label_values(&[worker, state]);
+        }
+        let _ = self.lost_alive_seconds.remove_label_values(&[worker]);
     }
 
     /// Says which of [`SENSORS`] sees processes die.

@@ -173,6 +173,16 @@ impl Processes {
         tree
     }
 
+    /// Every process that belongs to a present life, but not to the one of this root.
+    pub fn of_other_roots(&self, root: ProcessId) -> impl Iterator<Item = ProcessId> {
+        self.by_tgid.values().filter(move |tracked| tracked.root != root).map(|tracked| tracked.id)
+    }
+
+    /// Every process of every worker, as far as it was not seen to end.
+    pub fn all(&self) -> impl Iterator<Item = ProcessId> {
+        self.by_tgid.values().filter(|tracked| !tracked.exit_seen).map(|tracked| tracked.id)
+    }
+
     /// The root of a worker's present life.
     #[must_use]
     pub fn root(&self, worker: WorkerId) -> Option<ProcessId> {
@@ -309,6 +319,24 @@ mod tests {
         };
         assert_eq!((process.title.as_ref(), process.root, root), ("VLLM::EngineCore", false, ROOT));
         assert_eq!(exit, Exit::Signal { signal: 9, core: false });
+    }
+
+    #[test]
+    fn a_double_fork_with_setsid_stays_in_the_tree_though_its_parent_is_init() {
+        let mut processes = tree();
+        forked(&mut processes, 200, 100);
+        forked(&mut processes, 201, 200);
+        // The one in between ends, and /proc shows the other below init; setsid(2) is no event.
+        assert_eq!(processes.event(&exit(200, 8)), None);
+        let init = Names { comm: "systemd", cmdline: "/sbin/init" };
+        let critical = processes.seen(W, id(201), Some(init), CORE);
+        assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(201) }));
+        // The root ends; what it left behind is still its own, and so is what that makes.
+        assert!(processes.event(&exit(ROOT.tgid, ROOT.start_ticks)).is_some());
+        forked(&mut processes, 202, 201);
+        let left: Vec<u32> =
+            processes.tree(W).iter().filter(|tracked| !tracked.exit_seen).map(|tracked| tracked.id.tgid).collect();
+        assert_eq!(left, [201, 202]);
     }
 
     #[test]

@@ -20,6 +20,38 @@ pub struct Moment {
     pub detail: String,
 }
 
+/// Where a process ran, as far as its cgroup and namespaces tell. Nothing of it was asked of a
+/// container runtime, so it needs none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Container {
+    /// Its cgroup, as the daemon sees it: of the v2 hierarchy, or of v1's memory controller.
+    pub cgroup_path: String,
+    /// UID of its Kubernetes pod; of a static pod, the hash of its manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// Container id, 64 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+    /// `containerd`, `cri-o`, `docker` or `podman`, where the path tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
+    /// Inode number of its PID namespace, as in `/proc/PID/ns/pid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_namespace: Option<u32>,
+    /// Inode number of its network namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_namespace: Option<u32>,
+}
+
+/// A process that outlives its worker, as an engine core that still holds the GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orphan {
+    /// Its process id in the initial PID namespace.
+    pub pid: u32,
+    /// Title or command, as `VLLM::EngineCore`.
+    pub title: String,
+}
+
 /// Who died, of what, and what was done about it. JetStream stream `lastgasp_deaths`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Certificate {
@@ -56,6 +88,12 @@ pub struct Certificate {
     /// Sums over the routers that are done.
     #[serde(default)]
     pub streams: Counts,
+    /// Where the root process ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// What of the process tree was still alive when this was written; it may be on its way out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orphans: Vec<Orphan>,
 }
 
 impl Certificate {

@@ -17,7 +17,7 @@ pub mod record;
 pub mod signal;
 
 pub use bounds::ContractError;
-pub use certificate::{Certificate, Moment};
+pub use certificate::{Certificate, Container, Moment, Orphan};
 pub use names::{Incarnation, Name, NameError};
 pub use reason::{Cause, CauseKind, Sender};
 pub use record::{LeaseKind, NodeLease, RouterLease, WorkerRecord, WorkerState, Writer};

@@ -36,7 +36,7 @@ async fn serve(args: Args) -> Result<(), String> {
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {
-            let random = ulid::Ulid::new().to_string().to_lowercase();
+            let random = ulid::Ulid::generate().to_string().to_lowercase();
             Name::new(format!("router-{}", &random[18..])).expect("letters and digits")
         }
     };

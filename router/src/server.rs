@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -23,6 +23,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub fn routes(proxy: Arc<Proxy>) -> Router {
     let api = Router::new()
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .route(Endpoint::Chat.path(), post(generate))
         .route(Endpoint::Completions.path(), post(generate))
         .route("/v1/{*path}", any(other))
@@ -41,8 +42,9 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
 /// Checks the key, and gives every request an id.
 async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= 128).cloned();
-    let id = given
-        .unwrap_or_else(|| HeaderValue::try_from(ulid::Ulid::new().to_string()).expect("a ULID is letters and digits"));
+    let id = given.unwrap_or_else(|| {
+        HeaderValue::try_from(ulid::Ulid::generate().to_string()).expect("a ULID is letters and digits")
+    });
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let path = match request.uri().path() {
         path @ ("/v1/chat/completions" | "/v1/completions" | "/v1/models" | "/v1/embeddings") => path.to_owned(),
@@ -126,19 +128,23 @@ async fn bounded(body: Body, limit: usize) -> Result<Bytes, ApiError> {
 }
 
 async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
-    let data: Vec<Value> = proxy
-        .workers
-        .models()
-        .into_iter()
-        .map(|(id, length)| {
-            let mut model = json!({ "id": id, "object": "model", "created": 0, "owned_by": "lastgasp" });
-            if let Some(length) = length {
-                model["max_model_len"] = length.into();
-            }
-            model
-        })
-        .collect();
+    let data: Vec<Value> = proxy.workers.models().into_iter().map(described).collect();
     axum::Json(json!({ "object": "list", "data": data })).into_response()
+}
+
+async fn model(State(proxy): State<Arc<Proxy>>, Path(id): Path<String>) -> Response {
+    match proxy.workers.models().into_iter().find(|(name, _)| *name == id) {
+        Some(model) => axum::Json(described(model)).into_response(),
+        None => ApiError::unknown_model(&id).into_response(),
+    }
+}
+
+fn described((id, length): (String, Option<u64>)) -> Value {
+    let mut model = json!({ "id": id, "object": "model", "created": 0, "owned_by": "lastgasp" });
+    if let Some(length) = length {
+        model["max_model_len"] = length.into();
+    }
+    model
 }
 
 async fn health(State(proxy): State<Arc<Proxy>>) -> Response {

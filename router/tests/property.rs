@@ -238,8 +238,7 @@ fn check(story: &Story) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    // PROPTEST_CASES has the last word; 100,000 take about a quarter of an hour.
-    #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1500), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_moved_stream_equals_the_uninterrupted_one_or_ends_visibly(story in story()) {

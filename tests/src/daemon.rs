@@ -1,15 +1,17 @@
 //! A `lastgasp` daemon under a test.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::HarnessError;
 use crate::binaries;
 use crate::engine::Engine;
-use crate::process::Process;
+use crate::process::{GIVE_UP, Process};
 use crate::user::User;
 
 /// The configuration file, as far as tests need it.
@@ -22,8 +24,18 @@ pub struct DaemonConfig {
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
+    declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+}
+
+/// Who may declare itself a worker.
+#[derive(Clone, Debug, Serialize)]
+struct DeclareConfig {
+    enabled: bool,
+    uids: Vec<u32>,
+    on_lost: &'static str,
+    reap_grace_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -62,6 +74,10 @@ pub struct WorkerConfig {
     pub models: Vec<String>,
     /// How long a drain may take, ms.
     pub drain_window_ms: u64,
+    /// What is done about its processes when it is lost.
+    pub on_lost: &'static str,
+    /// How long those processes have to end by themselves, ms.
+    pub reap_grace_ms: u64,
     health: HealthConfig,
 }
 
@@ -89,6 +105,7 @@ impl DaemonConfig {
             nats: NatsConfig { url: nats_url.to_owned() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            declare: None,
             worker: Vec::new(),
         }
     }
@@ -130,6 +147,13 @@ impl DaemonConfig {
         Ok(path)
     }
 
+    /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
+    #[must_use]
+    pub fn declared_by(mut self, uid: u32) -> Self {
+        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(mut self, engine: &Engine) -> Self {
@@ -142,6 +166,8 @@ impl DaemonConfig {
             endpoint: engine.endpoint(),
             models: vec![engine.ready.model.clone()],
             drain_window_ms: 60_000,
+            on_lost: "none",
+            reap_grace_ms: 0,
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
         self
@@ -218,6 +244,52 @@ impl Daemon {
             let said = String::from_utf8_lossy(&output.stderr);
             HarnessError::GaveUp(format!("`lastgasp status --json`: {error}; it said: {said}"))
         })
+    }
+
+    /// Waits for an event that `wanted` holds for, among those that were and those that come.
+    ///
+    /// # Errors
+    ///
+    /// None comes within [`GIVE_UP`].
+    pub async fn event(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        self.line(&["events", "--follow", "--json"], what, wanted).await
+    }
+
+    /// Waits for a status that `wanted` holds for.
+    ///
+    /// # Errors
+    ///
+    /// None comes within [`GIVE_UP`].
+    pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// The first line that a command of the daemon's prints and `wanted` holds for.
+    async fn line(&self, command: &[&str], what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
+        let io = |source| HarnessError::Io { what: command.join(" "), source };
+        let mut child = Command::new(binaries::find("lastgasp")?)
+            .args(command)
+            .arg("--socket")
+            .arg(&self.ready.socket)
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(io)?;
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut last = Value::Null;
+        let found = async {
+            while let Some(line) = lines.next_line().await.map_err(io)? {
+                last = serde_json::from_str(&line).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
+                if wanted(&last) {
+                    return Ok(last.clone());
+                }
+            }
+            Err(HarnessError::GaveUp(format!("{what}: the daemon ended")))
+        };
+        match tokio::time::timeout(GIVE_UP, found).await {
+            Ok(found) => found,
+            Err(_) => Err(HarnessError::GaveUp(format!("{what}; the last was {last:#}"))),
+        }
     }
 
     /// What `/metrics` says.

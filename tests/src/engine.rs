@@ -1,5 +1,6 @@
 //! A mock engine under a test.
 
+use std::net::TcpListener;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -10,6 +11,35 @@ use crate::binaries;
 use crate::model::{Dialect, Frontend};
 use crate::process::{Identity, Process};
 use crate::ready::Ready;
+
+/// What an engine says of itself in its environment.
+#[derive(Clone, Debug)]
+pub struct Declaration {
+    /// The user it runs as.
+    pub uid: u32,
+    /// `LASTGASP_WORKER`.
+    pub worker: String,
+    /// `LASTGASP_ENDPOINT`.
+    pub endpoint: String,
+    /// Where it really listens, HTTP.
+    pub port: u16,
+    /// Where it really listens, gRPC.
+    pub grpc_port: u16,
+}
+
+impl Declaration {
+    /// An honest one, with ports that were free a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// There is no free port.
+    pub fn new(uid: u32, worker: &str) -> std::io::Result<Self> {
+        let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
+        let [port, grpc_port] = [listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()];
+        let endpoint = format!("http://127.0.0.1:{port}");
+        Ok(Self { uid, worker: worker.to_owned(), endpoint, port, grpc_port })
+    }
+}
 
 /// A `mock-engine` that serves.
 #[derive(Debug)]
@@ -34,12 +64,42 @@ impl Engine {
     ///
     /// It is not built, or ends before it serves.
     pub async fn start(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
-        let ready_file = folder.join(format!("{name}.ready.json"));
-        let _ = std::fs::remove_file(&ready_file);
         let declared = folder.join(name).display().to_string();
         let mut command = Command::new(binaries::find("mock-engine")?);
-        command.current_dir(folder).args(["--grpc-port", "0"]).args(arguments);
-        command.arg("--ready-file").arg(&ready_file).env("LASTGASP_WORKER", &declared);
+        command.args(["--grpc-port", "0"]).args(arguments).env("LASTGASP_WORKER", &declared);
+        Self::spawn(name, declared, command, arguments, folder).await
+    }
+
+    /// Starts one that declares itself a worker, and waits until it serves. `folder` must be one that
+    /// its user may write to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::start`]; and this process may not start processes of another user.
+    pub async fn declare(
+        name: &str,
+        declaration: &Declaration,
+        arguments: &[&str],
+        folder: &Path,
+    ) -> Result<Self, HarnessError> {
+        let Declaration { uid, worker, endpoint, port, grpc_port } = declaration;
+        let mut command = Command::new(binaries::find("mock-engine")?);
+        command.args(["--port", &port.to_string(), "--grpc-port", &grpc_port.to_string()]).args(arguments);
+        command.uid(*uid).env("LASTGASP_WORKER", worker).env("LASTGASP_ENGINE", "vllm").env("LASTGASP_MODELS", "tiny");
+        command.env("LASTGASP_ENDPOINT", endpoint).env("LASTGASP_GRPC_HEALTH", format!("http://127.0.0.1:{grpc_port}"));
+        Self::spawn(name, worker.clone(), command, arguments, folder).await
+    }
+
+    async fn spawn(
+        name: &str,
+        declared: String,
+        mut command: Command,
+        arguments: &[&str],
+        folder: &Path,
+    ) -> Result<Self, HarnessError> {
+        let ready_file = folder.join(format!("{name}.ready.json"));
+        let _ = std::fs::remove_file(&ready_file);
+        command.current_dir(folder).arg("--ready-file").arg(&ready_file);
         let mut process = Process::spawn(name, command, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
         process.record(ready.pids());

@@ -38,6 +38,15 @@ impl Scene {
     }
 
     pub(crate) async fn with_ebpf(ebpf: &'static str, arguments: &[&str]) -> Self {
+        Self::configured(ebpf, arguments, |config| config).await
+    }
+
+    /// As [`Scene::new`], with something changed in the daemon's configuration.
+    pub(crate) async fn configured(
+        ebpf: &'static str,
+        arguments: &[&str],
+        change: impl FnOnce(DaemonConfig) -> DaemonConfig,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let nats = Nats::start(path).await.unwrap();
@@ -50,9 +59,12 @@ impl Scene {
             config = config.with(&engine);
             engines.push(engine);
         }
+        let config = change(config);
         let daemon = Daemon::start(&config, path).await.unwrap();
-        for engine in &engines {
-            discovery.listed(engine.process.name(), WorkerState::Serving).await.unwrap();
+        if config.mode == "enforce" {
+            for engine in &engines {
+                discovery.listed(engine.process.name(), WorkerState::Serving).await.unwrap();
+            }
         }
         let router = Router::start("router-1", &nats.url(), 3, path).await.unwrap();
         Self { router, daemon, config, engines, discovery, nats, folder }

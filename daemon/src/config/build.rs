@@ -12,8 +12,8 @@ use lastgasp_protocol::{Name, Writer, bounds};
 use super::error::Problem;
 use super::settings::Settings;
 use super::{
-    Config, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnNotServing, PolicyConfig, StatusConfig,
-    WorkerConfig,
+    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
+    PolicyConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
@@ -29,7 +29,8 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let node = node(settings, host);
     let nats = nats(settings);
     let status = status(settings);
-    let workers = workers(settings);
+    let declare = declare(settings);
+    let workers = workers(settings, declare.enabled);
     let policy = PolicyConfig {
         hold_down: millis(settings, "policy.hold_down_ms"),
         near_certain_recheck: millis(settings, "policy.near_certain_recheck_ms"),
@@ -53,6 +54,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
         lease_ttl: Duration::from_secs(number(settings, "lease.ttl_s")),
         replicas: usize::try_from(number(settings, "nats.replicas")).expect("within the schema's bounds"),
         policy,
+        declare,
         workers,
     };
     settings.problems.is_empty().then_some(config)
@@ -124,9 +126,56 @@ fn status(settings: &mut Settings) -> StatusConfig {
     StatusConfig { socket, listen: text(settings, "status.listen").parse().expect("checked by its kind") }
 }
 
-fn workers(settings: &mut Settings) -> Vec<WorkerConfig> {
+fn declare(settings: &mut Settings) -> DeclareConfig {
+    let cgroups = settings.texts("declare.cgroups");
+    let uids = settings.numbers("declare.uids");
+    let enabled = settings.flag("declare.enabled");
+    if let Some(wrong) = cgroups.iter().find(|cgroup| !cgroup.starts_with('/')) {
+        let place = settings.place("declare.cgroups");
+        let message = format!("{wrong:?} is not a cgroup's path; it begins with /, as in /proc/PID/cgroup");
+        settings.refuse(place, "declare.cgroups", message);
+    }
+    if enabled && uids.is_empty() && cgroups.is_empty() {
+        let place = settings.place("declare.enabled");
+        let message = "is true, but nobody may declare anything; set declare.uids, declare.cgroups or both";
+        settings.refuse(place, "declare.enabled", message);
+    }
+    DeclareConfig {
+        enabled,
+        uids: uids.into_iter().filter_map(|uid| u32::try_from(uid).ok()).collect(),
+        cgroups: cgroups.into_iter().map(|cgroup| cgroup.trim_end_matches('/').to_owned()).collect(),
+        on_lost: on_lost(settings, "declare"),
+        reap_grace: millis(settings, "declare.reap_grace_ms"),
+    }
+}
+
+fn on_lost(settings: &mut Settings, section: &str) -> OnLost {
+    let (word_path, path) = (format!("{section}.on_lost"), format!("{section}.on_lost.command"));
+    if settings.is_set(&path) {
+        let command = settings.texts(&path);
+        let wrong = if command.is_empty() {
+            Some("is empty; name a program, as [\"/usr/bin/logger\"]".to_owned())
+        } else if settings.is_set(&word_path) {
+            Some(format!("is one choice too many beside {word_path}; keep one"))
+        } else {
+            None
+        };
+        if let Some(message) = wrong {
+            let place = settings.place(&path);
+            settings.refuse(place, &path, message);
+        }
+        return OnLost::Command(command);
+    }
+    match text(settings, &word_path).as_str() {
+        "reap" => OnLost::Reap,
+        "terminate-root" => OnLost::TerminateRoot,
+        _ => OnLost::None,
+    }
+}
+
+fn workers(settings: &mut Settings, may_be_declared: bool) -> Vec<WorkerConfig> {
     let entries = settings.entries("worker");
-    if entries == 0 && !settings.is_set("worker") {
+    if entries == 0 && !may_be_declared && !settings.is_set("worker") {
         let message = "no [[worker]] is configured; there is nothing to watch".to_owned();
         settings.warnings.push(Problem { place: settings.place("worker"), path: String::new(), message });
     }
@@ -153,7 +202,7 @@ fn workers(settings: &mut Settings) -> Vec<WorkerConfig> {
     workers
 }
 
-fn worker(settings: &mut Settings, section: &str) -> Option<WorkerConfig> {
+pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerConfig> {
     let at = |key: &str| format!("{section}.{key}");
     let name = needed(settings, &at("name"), "a name that is unique on this node, as \"vllm-0\"")
         .and_then(|name| Name::new(name).ok());
@@ -167,6 +216,7 @@ fn worker(settings: &mut Settings, section: &str) -> Option<WorkerConfig> {
         .number(&at("drain_window_ms"))
         .map_or_else(|| profile.shutdown_grace.unwrap_or(DRAIN_WINDOW), Duration::from_millis);
     let find = find(settings, section, name.as_ref());
+    let on_lost = on_lost(settings, section);
     bounded(settings, section);
     Some(WorkerConfig {
         engine: profile.name.clone(),
@@ -181,6 +231,8 @@ fn worker(settings: &mut Settings, section: &str) -> Option<WorkerConfig> {
             &at("on_not_serving"),
             &[("drain", OnNotServing::Drain), ("lost", OnNotServing::Lost), ("unready", OnNotServing::Unready)],
         ),
+        on_lost,
+        reap_grace: millis(settings, &at("reap_grace_ms")),
         health,
         name: name?,
         endpoint: endpoint?,

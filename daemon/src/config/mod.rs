@@ -46,7 +46,9 @@ pub struct Config {
     pub replicas: usize,
     /// Bounds on what the core does.
     pub policy: PolicyConfig,
-    /// The workers of this node, in the order of the file. The place is the [`crate::core::WorkerId`].
+    /// Which processes may declare themselves workers.
+    pub declare: DeclareConfig,
+    /// The workers of this node, in the order of the file.
     pub workers: Vec<WorkerConfig>,
 }
 
@@ -137,6 +139,34 @@ pub struct PolicyConfig {
     pub soft_withdrawals_per_minute: u32,
 }
 
+/// Which processes may declare themselves workers, and what then holds for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclareConfig {
+    /// Declarations are looked for.
+    pub enabled: bool,
+    /// Effective user ids; empty for any.
+    pub uids: Vec<u32>,
+    /// Cgroups, each with all below it; empty for any.
+    pub cgroups: Vec<String>,
+    /// As [`WorkerConfig::on_lost`].
+    pub on_lost: OnLost,
+    /// As [`WorkerConfig::reap_grace`].
+    pub reap_grace: Duration,
+}
+
+/// What is done about the processes of a worker that is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OnLost {
+    /// Nothing.
+    None,
+    /// What outlives the root is killed.
+    Reap,
+    /// A root that lives on is ended, so that what supervises it starts it again.
+    TerminateRoot,
+    /// A program is run: its name and arguments.
+    Command(Vec<String>),
+}
+
 /// One worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
@@ -162,6 +192,10 @@ pub struct WorkerConfig {
     pub drain_window: Duration,
     /// What NOT_SERVING of a liveness service means while the processes live.
     pub on_not_serving: OnNotServing,
+    /// What is done about its processes when it is lost.
+    pub on_lost: OnLost,
+    /// How long those processes have to end by themselves.
+    pub reap_grace: Duration,
     /// How its health is asked for.
     pub health: HealthConfig,
 }
@@ -259,5 +293,33 @@ impl Config {
             Some(config) => Ok((config, settings.warnings)),
             None => Err(ConfigError::Invalid(settings.problems)),
         }
+    }
+}
+
+/// The variables by which a process declares itself a worker, and the settings they stand for.
+pub const DECLARATION: [(&str, &str); 6] = [
+    ("LASTGASP_WORKER", "worker[0].name"),
+    ("LASTGASP_ENGINE", "worker[0].engine"),
+    ("LASTGASP_ENDPOINT", "worker[0].endpoint"),
+    ("LASTGASP_GRPC_HEALTH", "worker[0].health.grpc"),
+    ("LASTGASP_HTTP_HEALTH", "worker[0].health.http"),
+    ("LASTGASP_MODELS", "worker[0].models"),
+];
+
+/// The worker that a process declares itself by these variables of [`DECLARATION`]. Everything
+/// that they cannot say has its default.
+///
+/// # Errors
+/// As for a worker of the file, each problem with its variable.
+pub fn declared(variables: &[(String, String)]) -> Result<WorkerConfig, Vec<Problem>> {
+    let mut settings = settings::Settings::default();
+    for (variable, path) in DECLARATION {
+        if let Some((_, text)) = variables.iter().find(|(name, _)| name == variable) {
+            settings.read_declaration(variable, path, text);
+        }
+    }
+    match build::worker(&mut settings, "worker[0]") {
+        Some(worker) if settings.problems.is_empty() => Ok(worker),
+        _ => Err(settings.problems),
     }
 }

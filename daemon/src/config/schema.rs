@@ -21,7 +21,7 @@ pub const ENV_PREFIX: &str = "LASTGASP_";
 
 /// Variables with our prefix that are no settings: the command line's, and what an engine's
 /// environment may declare for the daemon to find.
-pub const RESERVED: [&str; 8] = [
+pub const RESERVED: [&str; 9] = [
     "LASTGASP_CONFIG",
     "LASTGASP_LOG",
     "LASTGASP_EBPF_OBJECT",
@@ -29,9 +29,11 @@ pub const RESERVED: [&str; 8] = [
     "LASTGASP_ENGINE",
     "LASTGASP_ENDPOINT",
     "LASTGASP_GRPC_HEALTH",
+    "LASTGASP_HTTP_HEALTH",
     "LASTGASP_MODELS",
 ];
 
+const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root"]);
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 
@@ -115,6 +117,22 @@ pub static SCHEMA: &[Setting] = &[
         "4",
         "Most withdrawals a minute on anything but process evidence.",
     ),
+    fixed(
+        "declare.enabled",
+        Flag,
+        "false",
+        "Whether processes may declare themselves workers by LASTGASP_WORKER and more in their environment.",
+    ),
+    fixed(
+        "declare.uids",
+        Numbers { min: 0, max: u32::MAX as u64 },
+        "",
+        "Users whose processes may; with declare.cgroups too, both must fit.",
+    ),
+    fixed("declare.cgroups", Texts, "", "Cgroups whose processes, and those below, may, as \"/kubepods.slice\"."),
+    fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
+    open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
+    fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
     open("worker[].name", Name, "Name of the worker in discovery; needed, and once on this node."),
     fixed(
         "worker[].engine",
@@ -150,6 +168,23 @@ pub static SCHEMA: &[Setting] = &[
         OneOf(&["drain", "lost", "unready"]),
         "drain",
         "What it means that a liveness service says NOT_SERVING while the processes live.",
+    ),
+    fixed(
+        "worker[].on_lost",
+        ON_LOST,
+        "none",
+        "What is done about its processes when it is lost: `reap` kills what outlives the root, `terminate-root` ends a root that lives on.",
+    ),
+    open(
+        "worker[].on_lost.command",
+        Texts,
+        "A program and its arguments to run then, instead of a word; it gets the certificate as JSON on its standard input.",
+    ),
+    fixed(
+        "worker[].reap_grace_ms",
+        ms(0, HOUR_MS),
+        "5000",
+        "How long those processes have to end by themselves; with `terminate-root`, and again between SIGTERM and SIGKILL.",
     ),
     fixed("worker[].critical", Patterns, "", "Titles of processes that are critical, besides the engine profile's."),
     open("worker[].health.grpc", Url, "Address of the gRPC health service."),

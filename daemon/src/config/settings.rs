@@ -53,7 +53,10 @@ impl Settings {
             let child = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
             // A quoted key may hold what only a path may: `"worker[0].name" = …` names nothing.
             let plain = !name.contains(['.', '[', ']']);
-            if let Some(setting) = Setting::at(&child).filter(|_| plain) {
+            // A setting may be a word or a table, as `on_lost` is.
+            let as_table = matches!(value.get_ref(), DeValue::Table(_))
+                && !schema::children(&schema::without_indexes(&child)).is_empty();
+            if let Some(setting) = Setting::at(&child).filter(|_| plain && !as_table) {
                 self.put(child, setting.kind.read_toml(value.get_ref()), place);
             } else if children.contains(&format!("{name}[]").as_str()) {
                 match value.get_ref() {
@@ -121,6 +124,16 @@ impl Settings {
     pub(super) fn read_flag(&mut self, flag: &'static str, path: &str, text: &str) {
         let setting = Setting::at(path).expect("flags name settings of the schema");
         self.put(path.to_owned(), setting.kind.read_text(text), Place::Flag(flag));
+    }
+
+    /// Takes a setting from a variable in another process's environment, which declares a worker.
+    pub(super) fn read_declaration(&mut self, variable: &str, path: &str, text: &str) {
+        let setting = Setting::at(path).expect("declarations name settings of the schema");
+        let place = Place::Env(variable.to_owned());
+        for (end, _) in path.match_indices(['.']) {
+            self.tables.entry(path[..end].to_owned()).or_insert_with(|| place.clone());
+        }
+        self.put(path.to_owned(), setting.kind.read_text(text), place);
     }
 
     fn put(&mut self, path: String, value: Result<Value, String>, place: Place) {
@@ -211,6 +224,14 @@ impl Settings {
         matches!(self.value(path), Some(Value::Flag(true)))
     }
 
+    /// A list of numbers, empty by default.
+    pub(super) fn numbers(&self, path: &str) -> Vec<u64> {
+        match self.value(path) {
+            Some(Value::Numbers(numbers)) => numbers,
+            _ => Vec::new(),
+        }
+    }
+
     /// A list, empty by default.
     pub(super) fn texts(&self, path: &str) -> Vec<String> {
         match self.value(path) {
@@ -271,6 +292,8 @@ mod tests {
             ("LASTGASP_NATS_URL", "nats.url"),
             ("LASTGASP_WORKER_0_NAME", "worker[0].name"),
             ("LASTGASP_WORKER_12_HEALTH_GRPC", "worker[12].health.grpc"),
+            ("LASTGASP_WORKER_3_ON_LOST", "worker[3].on_lost"),
+            ("LASTGASP_WORKER_3_ON_LOST_COMMAND", "worker[3].on_lost.command"),
             ("LASTGASP_WORKER_1_HEALTH_SERVICES_2_ROLE", "worker[1].health.services[2].role"),
         ] {
             assert_eq!(setting_of(name).map(|(_, path)| path).as_deref(), Some(path));

@@ -132,7 +132,7 @@ fn a_key_with_a_slip_of_the_finger() {
     );
     assert_eq!(
         refused(&format!("nat.url = \"nats://h:1\"{WORKER}")),
-        "gpu.toml:1: nat: is not a setting; known here: node, mode, nats, ebpf, status, lease, policy, worker (did you mean \"nats\"?)"
+        "gpu.toml:1: nat: is not a setting; known here: node, mode, nats, ebpf, status, lease, policy, declare, worker (did you mean \"nats\"?)"
     );
 }
 
@@ -390,5 +390,83 @@ fn a_missing_file_says_how_to_name_one() {
         error,
         "/nonexistent/gpu.toml: cannot be read: No such file or directory (os error 2); \
          name an existing TOML file with --config or LASTGASP_CONFIG"
+    );
+}
+
+#[test]
+fn what_follows_a_loss_is_a_word_or_a_command() {
+    let chosen = |lines: &str| config(&format!("{WORKER}{lines}"), &[]).workers.remove(0).on_lost;
+    assert_eq!(chosen(""), OnLost::None);
+    assert_eq!(chosen("on_lost = \"reap\"\n"), OnLost::Reap);
+    assert_eq!(chosen("on_lost = \"terminate-root\"\nreap_grace_ms = 0\n"), OnLost::TerminateRoot);
+    let command = OnLost::Command(vec!["/usr/bin/page".to_owned(), "--gpu".to_owned()]);
+    assert_eq!(chosen("on_lost = { command = [\"/usr/bin/page\", \"--gpu\"] }\n"), command);
+    let by_env = config(WORKER, &[("LASTGASP_WORKER_0_ON_LOST_COMMAND", "/usr/bin/page,--gpu")]);
+    assert_eq!(by_env.workers[0].on_lost, command);
+
+    assert_eq!(
+        refused(&format!("{WORKER}on_lost = \"kill\"\n")),
+        "gpu.toml:6: worker[0].on_lost: \"kill\" is unknown; allowed: none, reap, terminate-root"
+    );
+    assert_eq!(
+        refused(&format!("{WORKER}on_lost = {{ command = [] }}\n")),
+        "gpu.toml:6: worker[0].on_lost.command: is empty; name a program, as [\"/usr/bin/logger\"]"
+    );
+    assert_eq!(
+        refused(&format!("{WORKER}on_lost = {{ comand = [\"x\"] }}\n")),
+        "gpu.toml:6: worker[0].on_lost.comand: is not a setting; known here: command (did you mean \"command\"?)"
+    );
+    let both = [("LASTGASP_WORKER_0_ON_LOST_COMMAND", "/usr/bin/page")];
+    assert_eq!(
+        refused_with(&format!("{WORKER}on_lost = \"reap\"\n"), &both),
+        "LASTGASP_WORKER_0_ON_LOST_COMMAND: worker[0].on_lost.command: is one choice too many beside worker[0].on_lost; keep one"
+    );
+}
+
+#[test]
+fn nobody_may_declare_a_worker_unless_somebody_is_allowed_to() {
+    let declare = config(WORKER, &[]).declare;
+    assert!(!declare.enabled && declare.uids.is_empty() && declare.cgroups.is_empty());
+    let text = "[declare]\nenabled = true\nuids = [1000, 1001]\ncgroups = [\"/kubepods.slice/\"]\n";
+    let (config, warnings) = read(text, &[]).unwrap();
+    assert_eq!((config.declare.uids, config.declare.cgroups), (vec![1000, 1001], vec!["/kubepods.slice".to_owned()]));
+    assert!(warnings.is_empty(), "a node may have declared workers only: {warnings:?}");
+    let by_env = [("LASTGASP_DECLARE_ENABLED", "true"), ("LASTGASP_DECLARE_UIDS", "0, 1000")];
+    assert_eq!(self::config("", &by_env).declare.uids, [0, 1000]);
+
+    assert_eq!(
+        refused("[declare]\nenabled = true\nuids = []\n"),
+        "gpu.toml:2: declare.enabled: is true, but nobody may declare anything; set declare.uids, declare.cgroups or both"
+    );
+    assert_eq!(
+        refused("[declare]\nuids = [-1]\ncgroups = [\"kubepods\"]\n"),
+        "gpu.toml:2: declare.uids: -1 is out of range; allowed: a list of whole numbers from 0 to 4294967295\n\
+         gpu.toml:3: declare.cgroups: \"kubepods\" is not a cgroup's path; it begins with /, as in /proc/PID/cgroup"
+    );
+}
+
+#[test]
+fn an_environment_declares_a_worker() {
+    let declare = |variables: &[(&str, &str)]| {
+        let variables: Vec<_> = variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let all = |problems: Vec<Problem>| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        declared(&variables).map_err(all)
+    };
+    let worker = declare(&[
+        ("LASTGASP_WORKER", "vllm-7"),
+        ("LASTGASP_ENGINE", "vllm"),
+        ("LASTGASP_ENDPOINT", "http://10.0.0.7:8000/"),
+        ("LASTGASP_GRPC_HEALTH", "http://10.0.0.7:50051"),
+        ("LASTGASP_MODELS", "qwen,qwen-chat"),
+    ])
+    .unwrap();
+    assert_eq!((worker.name.as_str(), worker.endpoint.as_str(), worker.port), ("vllm-7", "http://10.0.0.7:8000", 8000));
+    assert_eq!((worker.engine.as_str(), worker.models), ("vllm", vec!["qwen".to_owned(), "qwen-chat".to_owned()]));
+    assert!(worker.health.has_liveness());
+    assert_eq!(
+        declare(&[("LASTGASP_WORKER", ""), ("LASTGASP_ENGINE", "vlm")]).unwrap_err(),
+        "LASTGASP_WORKER: worker[0].name: \"\" is empty; allowed: a name of at most 128 bytes\n\
+         LASTGASP_ENGINE: worker[0].engine: \"vlm\" is not an engine profile; allowed: vllm, sglang, trtllm, generic (did you mean \"vllm\"?)\n\
+         LASTGASP_WORKER: worker[0].endpoint: is missing; set it to the URL for routers, as \"http://10.0.0.7:8000\""
     );
 }

@@ -41,6 +41,13 @@ pub enum Kind {
     NatsUrls,
     /// A file.
     Path,
+    /// A list of whole numbers; in an environment variable, separated by commas.
+    Numbers {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
     /// A list of texts; in an environment variable, separated by commas.
     Texts,
     /// A list of process titles; in an environment variable, separated by commas.
@@ -55,6 +62,7 @@ pub(super) enum Value {
     Text(String),
     Number(u64),
     Flag(bool),
+    Numbers(Vec<u64>),
     Texts(Vec<String>),
     TextMap(BTreeMap<String, String>),
 }
@@ -75,6 +83,7 @@ impl Kind {
             Self::Url => "\"http://host:port\", with a path where the server needs one".to_owned(),
             Self::NatsUrls => "\"nats://host:port\", also tls, ws or wss, several separated by commas".to_owned(),
             Self::Path => "a file name".to_owned(),
+            Self::Numbers { min, max } => format!("a list of whole numbers from {min} to {max}"),
             Self::Texts => "a list of texts".to_owned(),
             Self::Patterns => "a list of titles, as \"*::EngineCore*\"".to_owned(),
             Self::TextMap => "a table of texts, as { zone = \"a\" }".to_owned(),
@@ -95,6 +104,13 @@ impl Kind {
                 "false" | "0" => Ok(Value::Flag(false)),
                 _ => Err(self.refuse(&format!("{text:?} is neither true nor false"))),
             },
+            Self::Numbers { .. } => {
+                let numbers = list().map(|part| {
+                    let number = part.parse().map_err(|_| self.refuse(&format!("{part:?} is not a whole number")))?;
+                    self.bounded(number)
+                });
+                numbers.collect::<Result<_, _>>().map(Value::Numbers)
+            }
             Self::Texts | Self::Patterns => self.checked_list(list().map(str::to_owned).collect()),
             Self::TextMap => list()
                 .map(|part| {
@@ -114,6 +130,16 @@ impl Kind {
                 let read = i128::from_str_radix(number.as_str(), number.radix());
                 self.in_range(read.map_err(|_| self.refuse(&format!("{number} is out of range")))?)
             }
+            (Self::Numbers { .. }, DeValue::Array(array)) => {
+                let numbers = array.iter().map(|entry| match entry.get_ref() {
+                    DeValue::Integer(number) => {
+                        let read = i128::from_str_radix(number.as_str(), number.radix());
+                        self.bounded(read.map_err(|_| self.refuse(&format!("{number} is out of range")))?)
+                    }
+                    other => Err(self.refuse(&format!("holds {}", shown(other)))),
+                });
+                numbers.collect::<Result<_, _>>().map(Value::Numbers)
+            }
             (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
             (Self::Texts | Self::Patterns, DeValue::Array(array)) => {
                 let texts = array.iter().map(|entry| match entry.get_ref() {
@@ -130,9 +156,10 @@ impl Kind {
                 })
                 .collect::<Result<_, String>>()
                 .map(Value::TextMap),
-            (Self::Number { .. } | Self::Flag | Self::Texts | Self::Patterns | Self::TextMap, other) => {
-                Err(self.refuse(&format!("{} does not fit", shown(other))))
-            }
+            (
+                Self::Number { .. } | Self::Numbers { .. } | Self::Flag | Self::Texts | Self::Patterns | Self::TextMap,
+                other,
+            ) => Err(self.refuse(&format!("{} does not fit", shown(other)))),
             (_, DeValue::String(text)) => self.checked_text(text),
             (_, other) => Err(self.refuse(&format!("{} does not fit", shown(other)))),
         }
@@ -143,9 +170,15 @@ impl Kind {
     }
 
     fn in_range(self, number: i128) -> Result<Value, String> {
-        let Self::Number { min, max, .. } = self else { return Err(self.refuse("a number does not fit")) };
+        self.bounded(number).map(Value::Number)
+    }
+
+    fn bounded(self, number: i128) -> Result<u64, String> {
+        let (Self::Number { min, max, .. } | Self::Numbers { min, max }) = self else {
+            return Err(self.refuse("a number does not fit"));
+        };
         match u64::try_from(number) {
-            Ok(number) if (min..=max).contains(&number) => Ok(Value::Number(number)),
+            Ok(number) if (min..=max).contains(&number) => Ok(number),
             _ => Err(self.refuse(&format!("{number} is out of range"))),
         }
     }

@@ -22,7 +22,7 @@ impl Nanos {
     }
 }
 
-/// A worker of this node: its place in the configuration. Also its slot in the kernel's maps.
+/// A worker of this node: a number that is given once and not again. Also its slot in the kernel's maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct WorkerId(pub u32);
 

@@ -8,7 +8,7 @@ mod evidence;
 mod ladder;
 mod worker;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use lastgasp_protocol::Incarnation;
@@ -34,22 +34,34 @@ pub struct Policy {
 #[derive(Debug)]
 pub struct Core {
     policy: Policy,
-    workers: Vec<Worker>,
+    workers: BTreeMap<WorkerId, Worker>,
     soft: VecDeque<Nanos>,
 }
 
 impl Core {
-    /// A core for these workers; [`WorkerId`] is the place in the list.
+    /// A core without workers.
     #[must_use]
-    pub fn new(policy: Policy, workers: Vec<WorkerPolicy>) -> Self {
-        let workers = workers.into_iter().zip(0..).map(|(policy, id)| Worker::new(WorkerId(id), policy)).collect();
-        Self { policy, workers, soft: VecDeque::new() }
+    pub const fn new(policy: Policy) -> Self {
+        Self { policy, workers: BTreeMap::new(), soft: VecDeque::new() }
+    }
+
+    /// A worker became known. One that is known already keeps its life and has this policy from now on.
+    pub fn add_worker(&mut self, worker: WorkerId, policy: WorkerPolicy) {
+        match self.workers.get_mut(&worker) {
+            Some(known) => known.policy = policy,
+            None => drop(self.workers.insert(worker, Worker::new(worker, policy))),
+        }
+    }
+
+    /// A worker will not be heard of again. What comes in about it later changes nothing.
+    pub fn forget_worker(&mut self, worker: WorkerId) {
+        self.workers.remove(&worker);
     }
 
     /// A root process was found for a worker.
     pub fn found(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, now: Nanos) -> Vec<Effect> {
         let mut out = Vec::new();
-        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
             worker.found(root, incarnation, now, self.policy.hold_down, &mut out);
         }
         out
@@ -58,7 +70,7 @@ impl Core {
     /// The record of a worker that registers itself was found, with proof that it is its own.
     pub fn adopted(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, epoch: u64) -> Vec<Effect> {
         let mut out = Vec::new();
-        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
             worker.adopted(root, incarnation, epoch, &mut out);
         }
         out
@@ -66,7 +78,7 @@ impl Core {
 
     /// The record stands under this epoch, because an earlier daemon had listed the same life.
     pub fn resumed(&mut self, worker: WorkerId, incarnation: &Incarnation, epoch: u64) {
-        if let Some(worker) = self.workers.get_mut(worker.0 as usize) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
             worker.resumed(incarnation, epoch);
         }
     }
@@ -88,7 +100,7 @@ impl Core {
     /// Where a worker stands; `None` while no process was found.
     #[must_use]
     pub fn state(&self, worker: WorkerId) -> Option<State> {
-        self.workers.get(worker.0 as usize)?.life.as_ref().map(|life| life.state)
+        self.workers.get(&worker)?.life.as_ref().map(|life| life.state)
     }
 
     fn with_worker(
@@ -98,7 +110,7 @@ impl Core {
     ) -> Vec<Effect> {
         let mut out = Vec::new();
         let about_us = self.about_us();
-        let Some(worker) = self.workers.get_mut(id.0 as usize) else { return out };
+        let Some(worker) = self.workers.get_mut(&id) else { return out };
         let mut brake = NodeBrake { soft: &mut self.soft, limit: self.policy.soft_withdrawals_per_minute, about_us };
         act(worker, &self.policy, &mut brake, &mut out);
         out
@@ -106,7 +118,7 @@ impl Core {
 
     /// Several probes fail, and they are the majority: a network or a clock of ours has failed.
     fn about_us(&self) -> bool {
-        let lives = self.workers.iter().filter_map(|worker| worker.life.as_ref()).filter(|life| life.is_probed());
+        let lives = self.workers.values().filter_map(|worker| worker.life.as_ref()).filter(|life| life.is_probed());
         let (all, failing) =
             lives.fold((0, 0), |(all, failing), life| (all + 1, failing + usize::from(life.unanswered > 0)));
         failing >= 2 && failing * 2 > all

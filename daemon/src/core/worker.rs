@@ -55,7 +55,7 @@ pub(super) trait Brake {
 #[derive(Debug)]
 pub(super) struct Worker {
     id: WorkerId,
-    policy: WorkerPolicy,
+    pub(super) policy: WorkerPolicy,
     pub(super) life: Option<Life>,
 }
 

@@ -1,17 +1,21 @@
 //! Death certificates: from the first evidence to the last router's answer, in order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::{Answer, Cause, Certificate, Counts, Incarnation, Moment, Name, Phase, SCHEMA};
+use lastgasp_protocol::{
+    Answer, Cause, Certificate, Container, Counts, Incarnation, Moment, Name, Orphan, Phase, SCHEMA,
+};
 use ulid::Ulid;
 
-use crate::core::{Kind, Nanos, WorkerId};
+use crate::core::{Kind, Nanos, ProcessId, WorkerId};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::sensors::proc;
 
 /// Moments before the verdict that a certificate begins with.
 const TRAIL: usize = 32;
@@ -42,7 +46,7 @@ impl MomentKind {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Entry {
     at: Nanos,
     kind: MomentKind,
@@ -51,7 +55,7 @@ struct Entry {
 }
 
 /// A certificate that is being written.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Draft {
     worker: WorkerId,
     name: Name,
@@ -68,6 +72,9 @@ struct Draft {
     over: Option<Nanos>,
     withdrawn: bool,
     process_gone: bool,
+    container: Option<Container>,
+    /// Of the process tree, as last looked at.
+    remaining: Vec<(ProcessId, Arc<str>)>,
 }
 
 /// All certificates: those being written, and what was seen of workers that seem well.
@@ -84,13 +91,15 @@ impl Deaths {
     /// Certificates of this node.
     #[must_use]
     pub fn new(node: Name) -> Self {
+        // The first id seeds this thread's random numbers, which takes longer than a death may.
+        let _ = Self::new_id();
         Self { node, trails: HashMap::new(), drafts: Vec::new(), left_out: 0 }
     }
 
     /// A new certificate id.
     #[must_use]
     pub fn new_id() -> String {
-        Ulid::new().to_string()
+        Ulid::generate().to_string()
     }
 
     /// Notes evidence about the present life of a worker. While it seems well, only what may turn
@@ -158,6 +167,7 @@ impl Deaths {
         certificate: &str,
         cause: &Cause,
         observed_only: bool,
+        container: Option<Container>,
     ) {
         let known = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
         if let Some(draft) = known {
@@ -182,6 +192,8 @@ impl Deaths {
             over: None,
             withdrawn: false,
             process_gone: false,
+            container,
+            remaining: Vec::new(),
         });
     }
 
@@ -191,6 +203,31 @@ impl Deaths {
             draft.over.get_or_insert(at);
             draft.cause = cause.clone();
         }
+    }
+
+    /// What of a life that is over is still there.
+    pub fn remaining(&mut self, worker: WorkerId, remaining: Vec<(ProcessId, Arc<str>)>) {
+        if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+            draft.remaining = remaining;
+        }
+    }
+
+    /// The certificate as far as it is written.
+    #[must_use]
+    pub fn so_far(&self, worker: WorkerId, now: Nanos) -> Option<Certificate> {
+        let draft = self.drafts.iter().rev().find(|draft| draft.worker == worker)?;
+        Some(draft.clone().finish(&self.node, now))
+    }
+
+    /// Whether a certificate of this worker is being written.
+    #[must_use]
+    pub fn is_open(&self, worker: WorkerId) -> bool {
+        self.drafts.iter().any(|draft| draft.worker == worker)
+    }
+
+    /// A worker will not be heard of again.
+    pub fn forget(&mut self, worker: WorkerId) {
+        self.trails.remove(&worker);
     }
 
     /// The worker came back before its end: no death, no certificate.
@@ -232,14 +269,20 @@ impl Deaths {
     }
 
     /// Takes out the certificates that are complete, or have waited long enough.
-    /// `routers` is how many routers are expected to answer.
-    pub fn settled(&mut self, routers: usize, now: Nanos) -> Vec<Certificate> {
+    /// `routers` is how many routers are expected to answer; `acting` says of which lives the
+    /// processes are being seen to, which is waited for.
+    pub fn settled(
+        &mut self,
+        routers: usize,
+        acting: impl Fn(WorkerId, &Incarnation) -> bool,
+        now: Nanos,
+    ) -> Vec<Certificate> {
         let node = self.node.clone();
         let (settled, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.drafts).into_iter().partition(|draft| {
             draft.over.is_some_and(|over| {
                 let answered = draft.done.len() >= routers || draft.observed_only;
                 let complete = draft.withdrawn && answered && draft.process_gone;
-                complete || now.since(over) >= SETTLE
+                (complete || now.since(over) >= SETTLE) && !acting(draft.worker, &draft.incarnation)
             })
         });
         self.drafts = open;
@@ -261,6 +304,8 @@ impl Deaths {
 impl Draft {
     fn finish(self, node: &Name, now: Nanos) -> Certificate {
         let Self { worker: _, name, incarnation, epoch, certificate, cause, observed_only, mut entries, .. } = self;
+        let alive = self.remaining.into_iter().filter(|(id, _)| proc::is_alive(*id));
+        let orphans = alive.map(|(id, title)| Orphan { pid: id.tgid, title: title.as_ref().to_owned() }).collect();
         entries.sort_by_key(|entry| entry.at);
         let first = entries.first().map_or(now, |entry| entry.at);
         let age = SignedDuration::try_from(now.since(first)).unwrap_or_default();
@@ -289,6 +334,8 @@ impl Draft {
             routers_received: self.received.len() as u64,
             routers_done: self.done.len() as u64,
             streams: self.streams,
+            container: self.container,
+            orphans,
         }
     }
 }

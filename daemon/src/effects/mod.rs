@@ -1,6 +1,7 @@
 //! What the core decided, carried out: concurrently, and retried as state
 //! ("this life must not be listed"), never as a queue of past events.
 
+pub mod actions;
 pub mod deaths;
 pub mod discovery;
 pub mod lease;

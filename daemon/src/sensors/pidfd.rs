@@ -53,19 +53,7 @@ impl PidFd {
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
     pub fn open(process: ProcessId) -> Result<Self, PidfdError> {
-        let same = || proc::identify(process.tgid) == Some(process);
-        if !same() {
-            return Err(PidfdError::Gone(process));
-        }
-        let fd = sys::pidfd_open(process.tgid).map_err(|source| match source.raw_os_error() {
-            Some(libc::ESRCH) => PidfdError::Gone(process),
-            Some(libc::EMFILE | libc::ENFILE) => PidfdError::TooManyFiles(process),
-            Some(libc::ENOSYS) => PidfdError::Unsupported,
-            _ => PidfdError::Io { process, source },
-        })?;
-        if !same() {
-            return Err(PidfdError::Gone(process));
-        }
+        let fd = open_fd(process)?;
         let fd = sys::watch_readable(fd).map_err(|source| PidfdError::Io { process, source })?;
         Ok(Self { process, fd })
     }
@@ -99,6 +87,33 @@ impl PidFd {
             .or_else(told)
             .map_or(Exit::Unknown, Exit::from_wait_status)
     }
+}
+
+/// Sends a signal to exactly this process.
+///
+/// # Errors
+/// Gone: it has ended, so nothing was sent. Otherwise see [`PidfdError`]; without CAP_KILL other
+/// users' processes are refused.
+pub fn signal(process: ProcessId, signal: i32) -> Result<(), PidfdError> {
+    let fd = open_fd(process)?;
+    sys::pidfd_send_signal(fd.as_fd(), signal).map_err(|source| match source.raw_os_error() {
+        Some(libc::ESRCH) => PidfdError::Gone(process),
+        _ => PidfdError::Io { process, source },
+    })
+}
+
+fn open_fd(process: ProcessId) -> Result<OwnedFd, PidfdError> {
+    let same = || proc::identify(process.tgid) == Some(process);
+    if !same() {
+        return Err(PidfdError::Gone(process));
+    }
+    let fd = sys::pidfd_open(process.tgid).map_err(|source| match source.raw_os_error() {
+        Some(libc::ESRCH) => PidfdError::Gone(process),
+        Some(libc::EMFILE | libc::ENFILE) => PidfdError::TooManyFiles(process),
+        Some(libc::ENOSYS) => PidfdError::Unsupported,
+        _ => PidfdError::Io { process, source },
+    })?;
+    if same() { Ok(fd) } else { Err(PidfdError::Gone(process)) }
 }
 
 #[cfg(test)]
@@ -170,6 +185,19 @@ mod tests {
         }
         assert_eq!(soon(PidFd::open(process).unwrap().exited()).await, Exit::Status(0));
         child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_signal_reaches_the_process_that_is_meant_and_no_successor_of_its_pid() {
+        let mut child = sleeper();
+        let process = proc::identify(child.id()).unwrap();
+        let predecessor = ProcessId { start_ticks: process.start_ticks - 1, ..process };
+        assert!(matches!(signal(predecessor, libc::SIGKILL), Err(PidfdError::Gone(_))));
+        let pidfd = PidFd::open(process).unwrap();
+        signal(process, libc::SIGTERM).unwrap();
+        assert_eq!(soon(pidfd.exited()).await, Exit::Signal { signal: libc::SIGTERM, core: false });
+        child.wait().unwrap();
+        assert!(matches!(signal(process, libc::SIGKILL), Err(PidfdError::Gone(_))));
     }
 
     #[tokio::test]

@@ -1,5 +1,8 @@
 //! The system calls that no crate wraps for us, each as one safe function.
-#![expect(unsafe_code, reason = "pidfd_open, PIDFD_GET_INFO and CLOCK_MONOTONIC have no safe wrapper here")]
+#![expect(
+    unsafe_code,
+    reason = "pidfd_open, pidfd_send_signal, PIDFD_GET_INFO and CLOCK_MONOTONIC have no safe wrapper here"
+)]
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,6 +26,18 @@ pub(super) fn pidfd_open(tgid: u32) -> io::Result<OwnedFd> {
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// `pidfd_send_signal(2)`, since Linux 5.1: to the process that the descriptor means, and no other.
+///
+/// # Errors
+/// ESRCH: it is gone and reaped. EPERM: not permitted, CAP_KILL is missing.
+pub(super) fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let info: *const libc::siginfo_t = std::ptr::null();
+    // SAFETY: the descriptor is open for the time of the call; without a siginfo the kernel makes
+    // one as kill(2) does, and reads nothing of ours.
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, info, 0) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Lets the reactor of this tokio runtime watch a descriptor for reading.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Degradation, Event, NodeStatus, ProcessStatus, WorkerStatus};
+use super::{ContainerStatus, Degradation, Event, NodeStatus, ProcessStatus, WorkerStatus};
 
 /// The present, as every time in a status is written: RFC 3339 in UTC, to the millisecond.
 #[must_use]
@@ -143,7 +143,28 @@ fn workers(workers: &[WorkerStatus], now: Timestamp, style: Style) -> String {
     for worker in workers.iter().filter(|worker| !worker.reason.is_empty()) {
         let _ = writeln!(out, "{}: {}: {}", clean(&worker.worker), clean(&worker.state), clean(&worker.reason));
     }
+    for worker in workers {
+        for line in details(worker) {
+            let _ = writeln!(out, "{}: {}", clean(&worker.worker), clean(&line));
+        }
+    }
     out
+}
+
+/// What not every worker has.
+fn details(worker: &WorkerStatus) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(container) = worker.container.as_ref().filter(|container| !container.container_id.is_empty()) {
+        let ContainerStatus { pod_uid, container_id, runtime, .. } = container;
+        let pod = if pod_uid.is_empty() { String::new() } else { format!("pod {pod_uid}, ") };
+        let short: String = container_id.chars().take(12).collect();
+        lines.push(format!("in {pod}container {short} {runtime}").trim_end().to_owned());
+    }
+    if !worker.orphans.is_empty() {
+        let orphans = worker.orphans.iter().map(|orphan| format!("{} (pid {})", orphan.title, orphan.tgid));
+        lines.push(format!("still alive: {}", orphans.collect::<Vec<_>>().join(", ")));
+    }
+    lines
 }
 
 /// `2/3`: two of three critical descendants live.
@@ -258,6 +279,13 @@ mod tests {
                     health: "watch serving".into(),
                     last_evidence: "serving".into(),
                     last_evidence_at: "2026-11-29T17:00:10.000Z".into(),
+                    container: Some(ContainerStatus {
+                        cgroup_path: "/kubepods".into(),
+                        pod_uid: "8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f".into(),
+                        container_id: "3e5c0f6c1d2b4a59".into(),
+                        runtime: "containerd".into(),
+                        ..ContainerStatus::default()
+                    }),
                     ..WorkerStatus::default()
                 },
                 WorkerStatus {
@@ -267,6 +295,7 @@ mod tests {
                     since: "2026-11-29T18:01:00.000Z".into(),
                     reason: "process_killed sglang::scheduler_TP0 by signal 9".into(),
                     processes: vec![process(5000, "sglang::scheduler_TP0", false)],
+                    orphans: vec![process(5001, "sglang::scheduler_TP1", true)],
                     ..WorkerStatus::default()
                 },
             ],
@@ -298,6 +327,8 @@ WORKER    STATE    FOR   ENGINE  ROOT  CRITICAL  EPOCH  REVISION  HEALTH        
 vllm-0    serving  1h1m  vllm    4242  1/1       1      42        watch serving  serving 1h1m ago
 sglang-0  lost     1m3s  sglang  -     0/1       -      -         -              -
 sglang-0: lost: process_killed sglang::scheduler_TP0 by signal 9
+vllm-0: in pod 8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f, container 3e5c0f6c1d2b containerd
+sglang-0: still alive: sglang::scheduler_TP1 (pid 5001)
 
 doing without
   probe mark_victim: no uid field; so an OOM kill looks like any other SIGKILL

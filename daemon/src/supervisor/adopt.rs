@@ -27,16 +27,11 @@ use super::{Message, Supervisor};
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
     pub(super) fn claimed(&mut self, record: WorkerRecord) {
-        let Some(worker) = self.worker_named(&record.worker) else { return };
-        if self.config.workers[worker.0 as usize].writer == Writer::Worker {
-            self.workers[worker.0 as usize].claimed = Some(record);
+        let Some(worker) = self.workers.named(&record.worker) else { return };
+        if self.workers[worker].config.writer == Writer::Worker {
+            self.workers[worker].claimed = Some(record);
             self.prove_claim(worker);
         }
-    }
-
-    fn worker_named(&self, name: &Name) -> Option<WorkerId> {
-        let named = self.config.workers.iter().zip(0..).find(|(config, _)| config.name == *name);
-        named.map(|(_, id)| WorkerId(id))
     }
 
     /// Records that an earlier daemon left, once it is known which processes there are.
@@ -46,7 +41,7 @@ impl Supervisor {
             return;
         }
         for (record, revision) in records {
-            match self.worker_named(&record.worker) {
+            match self.workers.named(&record.worker) {
                 Some(worker) => self.inherit_record(worker, record, revision),
                 // It is not configured any more, and nobody else would ever renew or end it.
                 None => self.delete_unconfigured(&record, revision),
@@ -56,7 +51,7 @@ impl Supervisor {
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
         let WorkerRecord { incarnation, epoch, .. } = record;
-        let slot = &mut self.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
             tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
@@ -101,9 +96,9 @@ impl Supervisor {
 
     /// Looks for the proof, on a blocking thread.
     pub(super) fn prove_claim(&self, worker: WorkerId) {
-        let slot = &self.workers[worker.0 as usize];
+        let slot = &self.workers[worker];
         let (Some(root), Some(record)) = (self.processes.root(worker), slot.claimed.clone()) else { return };
-        let port = self.config.workers[worker.0 as usize].port;
+        let port = self.workers[worker].config.port;
         let tree: Vec<u32> = self.processes.tree(worker).into_iter().map(|tracked| tracked.id.tgid).collect();
         let messages = self.messages.clone();
         tokio::task::spawn_blocking(move || {

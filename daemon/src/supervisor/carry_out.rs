@@ -1,7 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
 use lastgasp_protocol::{
-    Action, Cause, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState, Writer,
+    Action, Cause, Container, Incarnation, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState,
+    Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -35,21 +36,22 @@ impl Supervisor {
             match effect {
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
-                    self.workers[listing.worker.0 as usize].registrar.want(Desired::Listed { record, drain_for });
+                    self.workers[listing.worker].registrar.want(Desired::Listed { record, drain_for });
                 }
                 Effect::Withdraw(listing) if changes => {
                     let Listing { worker, incarnation, epoch: _ } = listing;
-                    self.workers[worker.0 as usize].registrar.want(Desired::Absent { incarnation });
+                    self.workers[worker].withdrawing = true;
+                    self.workers[worker].registrar.want(Desired::Absent { incarnation });
                 }
                 Effect::List { .. } | Effect::Withdraw(_) => {}
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
-                        self.workers[listing.worker.0 as usize].ending = Some((cause.clone(), evidence_at));
+                        self.workers[listing.worker].ending = Some((cause.clone(), evidence_at));
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
                 }
                 Effect::Probe(worker) => {
-                    if let Some(health) = &self.workers[worker.0 as usize].health {
+                    if let Some(health) = &self.workers[worker].health {
                         health.probe();
                     }
                 }
@@ -91,9 +93,15 @@ impl Supervisor {
         let because = if why.is_empty() { String::new() } else { format!(": {why}") };
         self.tell_state(&name, format!("{from} -> {to}{because}"));
         self.metrics.set_worker_state(name.as_str(), to.as_str());
-        let slot = &mut self.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker];
         slot.since = jiff::Timestamp::now();
         slot.reason.clone_from(&why);
+        match (from, to) {
+            (_, State::Lost | State::Left) => _ = slot.over_since.get_or_insert(now),
+            // A new life does not end the former one's orphans.
+            (State::Lost | State::Left, State::Starting) => {}
+            _ => slot.over_since = None,
+        }
         self.deaths.moment(worker, MomentKind::Decision, to.as_str(), why, now);
         match (to, cause) {
             (State::Left | State::Lost, Some(cause)) => {
@@ -103,14 +111,25 @@ impl Supervisor {
                     if let Some(root) = self.processes.root(worker) {
                         let incarnation =
                             lastgasp_protocol::Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
-                        self.deaths.open(worker, &name, &incarnation, 0, &Deaths::new_id(), cause, false);
+                        self.deaths.open(
+                            worker,
+                            &name,
+                            &incarnation,
+                            0,
+                            &Deaths::new_id(),
+                            cause,
+                            false,
+                            self.workers[worker].container.clone(),
+                        );
                     }
                 }
                 self.deaths.over(worker, cause, now);
+                self.deaths.remaining(worker, self.remaining(worker));
             }
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}
         }
+        self.plan_actions(worker, to, now);
     }
 
     /// Sends what this turn of the loop owes: one message per cause, naming every worker it took.
@@ -157,9 +176,11 @@ impl Supervisor {
         for Outgoing { listing, cause, evidence_at, .. } in group {
             let name = self.name(listing.worker).clone();
             let Listing { worker, incarnation, epoch } = listing;
-            self.deaths.open(*worker, &name, incarnation, *epoch, &certificate, cause, observed_only);
+            let container = self.container_of(*worker, incarnation);
+            self.deaths.open(*worker, &name, incarnation, *epoch, &certificate, cause, observed_only, container);
             if self.is_over(*worker) {
                 self.deaths.over(*worker, cause, now);
+                self.deaths.remaining(*worker, self.remaining(*worker));
             }
             if !observed_only {
                 self.metrics.evidence_to_signalled.observe(now.since(*evidence_at).as_secs_f64());
@@ -168,9 +189,16 @@ impl Supervisor {
         }
     }
 
+    /// Where a life runs, or ran.
+    fn container_of(&self, worker: WorkerId, incarnation: &Incarnation) -> Option<Container> {
+        let slot = &self.workers[worker];
+        let claimed = slot.claimed.as_ref().is_some_and(|record| record.incarnation == *incarnation);
+        slot.container.clone().filter(|_| claimed || slot.incarnation == incarnation.as_str())
+    }
+
     fn worker_ref(&self, listing: &Listing) -> WorkerRef {
         let Listing { worker, incarnation, epoch } = listing;
-        let slot = &self.workers[worker.0 as usize];
+        let slot = &self.workers[*worker];
         WorkerRef {
             worker: self.name(*worker).clone(),
             incarnation: incarnation.clone(),
@@ -180,8 +208,8 @@ impl Supervisor {
     }
 
     fn record(&self, listing: &Listing, state: WorkerState) -> WorkerRecord {
-        let config = &self.config.workers[listing.worker.0 as usize];
-        if let Some(claimed) = &self.workers[listing.worker.0 as usize].claimed {
+        let config = &self.workers[listing.worker].config;
+        if let Some(claimed) = &self.workers[listing.worker].claimed {
             return WorkerRecord { state, epoch: listing.epoch, ..claimed.clone() };
         }
         WorkerRecord {
@@ -204,9 +232,12 @@ impl Supervisor {
 
     /// A registrar did something, or could not.
     pub(super) fn outcome(&mut self, worker: WorkerId, outcome: Outcome) {
+        if !self.workers.knows(worker) {
+            return;
+        }
         let now = proc::monotonic_now();
         let name = self.name(worker).clone();
-        let slot = &mut self.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker];
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
                 (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
@@ -217,6 +248,7 @@ impl Supervisor {
             }
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
+                slot.withdrawing = false;
                 slot.revision = revision.unwrap_or(slot.revision);
                 let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
                 let cause = slot.ending.take();

@@ -4,11 +4,14 @@
 //! published signal nothing changes threads and nothing waits. Health checks, status and metrics
 //! run on a second thread; `/proc` is read on blocking threads.
 
+mod act;
 mod adopt;
 mod carry_out;
+mod declare;
 mod degraded;
 mod report;
 mod scan;
+mod slots;
 mod start;
 
 use std::collections::{HashMap, HashSet};
@@ -18,12 +21,13 @@ use std::time::Duration;
 use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::config::Config;
+use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
+use crate::effects::actions::Done;
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::{Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
@@ -40,6 +44,7 @@ use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, ProcessInfo, listeners};
 use crate::status::StatusHub;
 
+use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
@@ -50,12 +55,25 @@ const TREE_TICKS: u64 = 10;
 
 /// What the supervisor keeps of one worker, beside what the core decides about it.
 struct WorkerSlot {
+    config: Arc<WorkerConfig>,
+    /// It was declared by its own process, from this container.
+    declared: Option<declare::Origin>,
+    /// Where its root runs.
+    container: Option<Container>,
+    /// What of lives that are over is still there, as last looked at.
+    orphans: Vec<(ProcessId, Arc<str>)>,
+    /// Since when there has been no life of it that is not over.
+    over_since: Option<Nanos>,
+    /// The record is to go, and that is not acknowledged yet.
+    withdrawing: bool,
     registrar: Registrar,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,
     /// Processes of lives that are over. What is left of them is no successor.
     former: HashSet<ProcessId>,
+    /// Network namespace and port of the listener that the kernel watches.
+    port: Option<(u32, u16)>,
     /// Of the record, as last acknowledged.
     revision: u64,
     epoch: u64,
@@ -80,6 +98,10 @@ enum Message {
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
     Inherited(Vec<(WorkerRecord, u64)>),
+    /// Something was done about the processes of a life that was lost, known by its root.
+    Acted(WorkerId, ProcessId, Vec<Done>),
+    /// Declarations were looked for.
+    Declared(declare::Looked),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
     /// Something was lost on its way here.
@@ -95,9 +117,11 @@ struct Supervisor {
     processes: Processes,
     probes: Option<Probes>,
     events: Option<Events>,
-    workers: Vec<WorkerSlot>,
+    workers: Slots,
     timers: HashMap<(WorkerId, Timer), Nanos>,
     deaths: Deaths,
+    actions: Vec<act::Pending>,
+    declarations: declare::Declarations,
     signals: Signals,
     context: watch::Receiver<Option<jetstream::Context>>,
     bucket: watch::Receiver<Option<Bucket>>,
@@ -110,6 +134,7 @@ struct Supervisor {
     metrics: Metrics,
     side: tokio::runtime::Handle,
     messages: mpsc::UnboundedSender<Message>,
+    outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
@@ -248,9 +273,7 @@ impl Supervisor {
         let effects = self.core.evidence(&evidence, proc::monotonic_now());
         self.carry_out(effects, *at);
         self.metrics.evidence.with_label_values(&[kind.name()]).inc();
-        if let Some(slot) = self.workers.get_mut(worker.0 as usize) {
-            slot.evidence = Some((kind.name(), *at));
-        }
+        self.workers[*worker].evidence = Some((kind.name(), *at));
         self.deaths.evidence(*worker, kind, *at);
     }
 
@@ -300,7 +323,13 @@ impl Supervisor {
             }
             Message::Scanned(sightings) => self.scanned(sightings),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
-            Message::Rechecked(worker, root, process, presence) => self.rechecked(worker, root, process, presence),
+            Message::Rechecked(worker, root, process, presence) => {
+                if self.workers.knows(worker) {
+                    self.rechecked(worker, root, process, presence);
+                }
+            }
+            Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
+            Message::Declared(looked) => self.declared(looked),
             Message::Inherited(records) => self.inherit(records),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
@@ -316,9 +345,22 @@ impl Supervisor {
         }
     }
 
+    /// A process that died before it was watched leaves an entry in the kernel's map, which no exit
+    /// will remove any more.
+    fn sweep_watched(&mut self) {
+        let Some(probes) = self.probes.as_ref() else { return };
+        let watched = probes.watched_processes();
+        let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
+        let stale: Vec<_> = ids.filter(|id| !proc::is_alive(*id)).collect();
+        for id in stale {
+            self.unwatch(id);
+        }
+    }
+
     fn next_timer(&self) -> Instant {
         let now = proc::monotonic_now();
-        let wait = self.timers.values().map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
+        let due = self.timers.values().copied().chain(self.next_action());
+        let wait = due.map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
         Instant::now() + wait
     }
 
@@ -330,6 +372,7 @@ impl Supervisor {
             let effects = self.core.fire(worker, timer, now);
             self.carry_out(effects, now);
         }
+        self.begin_actions(now);
     }
 
     fn tick(&mut self) {
@@ -337,9 +380,16 @@ impl Supervisor {
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
+        if self.ticks.is_multiple_of(TREE_TICKS) {
+            self.sweep_watched();
+        }
         if !self.scanning {
             self.start_scan();
         }
+        self.look_for_declarations();
+        self.hasten_actions();
+        self.forget_workers();
+        self.settle_ready();
         self.publish_status();
     }
 
@@ -355,7 +405,7 @@ impl Supervisor {
     }
 
     fn name(&self, worker: WorkerId) -> &Name {
-        &self.config.workers[worker.0 as usize].name
+        &self.workers[worker].config.name
     }
 }
 

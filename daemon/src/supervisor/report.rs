@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::{Certificate, Name};
+use lastgasp_protocol::{Certificate, Container, Name};
 
-use crate::core::{Nanos, State, WorkerId};
+use crate::core::{Nanos, ProcessId, State};
 use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
@@ -15,7 +15,7 @@ use crate::losses::Loss;
 use crate::sensors::ebpf::ProbeState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
-use crate::status::{Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
 use super::Supervisor;
 
@@ -31,6 +31,12 @@ impl Supervisor {
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
         self.metrics.set_sensor(self.sensor());
+        let now = proc::monotonic_now();
+        for (_, slot) in self.workers.iter() {
+            let since = slot.over_since.filter(|_| !slot.orphans.is_empty());
+            let seconds = since.map_or(0.0, |since| now.since(since).as_secs_f64());
+            self.metrics.lost_alive_seconds.with_label_values(&[slot.config.name.as_str()]).set(seconds);
+        }
         let status = self.status(link);
         self.hub.publish(status);
     }
@@ -80,10 +86,10 @@ impl Supervisor {
     }
 
     fn workers_status(&self, now: Nanos) -> Vec<WorkerStatus> {
-        let workers = self.config.workers.iter().zip(&self.workers).zip(0..);
-        workers
-            .map(|((config, slot), id)| {
-                let worker = WorkerId(id);
+        self.workers
+            .iter()
+            .map(|(worker, slot)| {
+                let config = &slot.config;
                 let root = self.processes.root(worker);
                 let mut processes: Vec<_> = self
                     .processes
@@ -120,10 +126,18 @@ impl Supervisor {
                     processes: processes.into_iter().map(|(_, process)| process).collect(),
                     health: slot.health.as_ref().map(HealthHandle::summary).unwrap_or_default(),
                     last_evidence: slot.evidence.map(|(name, _)| name.to_owned()).unwrap_or_default(),
+                    source: if slot.declared.is_some() { "declaration" } else { "configuration" }.to_owned(),
+                    container: slot.container.as_ref().map(container_status),
+                    orphans: slot.orphans.iter().map(|(id, title)| self.orphan_status(*id, title)).collect(),
                     last_evidence_at: slot.evidence.map(|(_, at)| wall(at, now).to_string()).unwrap_or_default(),
                 }
             })
             .collect()
+    }
+
+    fn orphan_status(&self, id: ProcessId, title: &str) -> ProcessStatus {
+        let critical = self.processes.get(id).is_some_and(|tracked| tracked.critical);
+        ProcessStatus { tgid: id.tgid, title: title.to_owned(), critical, alive: true }
     }
 
     fn sensor(&self) -> &'static str {
@@ -131,14 +145,19 @@ impl Supervisor {
     }
 
     pub(super) fn tell_state(&self, worker: &Name, summary: String) {
-        self.tell("state", worker, summary, None);
+        self.tell("state", worker.as_str(), summary, None);
     }
 
     pub(super) fn tell_notice(&self, worker: &Name, summary: String) {
+        self.tell("notice", worker.as_str(), summary, None);
+    }
+
+    /// As [`Self::tell_notice`], about something that may not even be a name.
+    pub(super) fn tell_notice_about(&self, worker: &str, summary: String) {
         self.tell("notice", worker, summary, None);
     }
 
-    fn tell(&self, kind: &str, worker: &Name, summary: String, certificate_json: Option<String>) {
+    fn tell(&self, kind: &str, worker: &str, summary: String, certificate_json: Option<String>) {
         let at = Timestamp::now().to_string();
         self.hub.event(Event { at, kind: kind.to_owned(), worker: worker.to_string(), summary, certificate_json });
     }
@@ -149,7 +168,9 @@ impl Supervisor {
             return;
         }
         let routers = self.routers.borrow().len();
-        for certificate in self.deaths.settled(routers, proc::monotonic_now()) {
+        let actions = &self.actions;
+        let acting = |worker, incarnation: &_| Self::is_acting(actions, worker, incarnation);
+        for certificate in self.deaths.settled(routers, acting, proc::monotonic_now()) {
             let Certificate { certificate: id, worker, cause, streams, timeline, .. } = &certificate;
             tracing::info!(
                 %worker, certificate = id, %cause, moved = streams.moved, failed = streams.failed,
@@ -157,7 +178,7 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
-            self.tell("certificate", worker, summary, Some(json));
+            self.tell("certificate", worker.as_str(), summary, Some(json));
             let context = self.context.borrow().clone();
             if certificate.observed_only {
                 continue;
@@ -221,6 +242,18 @@ impl Supervisor {
                 tracing::warn!(probe = probe.as_str(), %reason, cost = probe.cost(), "probe off");
             }
         }
+    }
+}
+
+fn container_status(container: &Container) -> ContainerStatus {
+    let Container { cgroup_path, pod_uid, container_id, runtime, pid_namespace, network_namespace } = container;
+    ContainerStatus {
+        cgroup_path: cgroup_path.clone(),
+        pod_uid: pod_uid.clone().unwrap_or_default(),
+        container_id: container_id.clone().unwrap_or_default(),
+        runtime: runtime.clone().unwrap_or_default(),
+        pid_namespace: pid_namespace.unwrap_or_default(),
+        network_namespace: network_namespace.unwrap_or_default(),
     }
 }
 

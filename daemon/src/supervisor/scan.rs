@@ -10,7 +10,7 @@ use crate::losses::Loss;
 use crate::processes::RoleOf;
 use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
 
-use lastgasp_protocol::Incarnation;
+use lastgasp_protocol::{Container, Incarnation};
 
 use super::{Message, Supervisor, TREE_TICKS};
 
@@ -20,14 +20,18 @@ enum Look {
     ForRoot(WorkerId, Find, HashSet<ProcessId>),
     /// The tree below this root.
     AtTree(WorkerId, ProcessId),
+    /// What of lives that are over is still there.
+    ForOrphans(WorkerId, Vec<ProcessId>),
 }
 
 /// What was seen.
 pub(super) enum Sighting {
-    /// A root process.
-    Root(WorkerId, ProcessInfo),
+    /// A root process, and where it runs.
+    Root(WorkerId, ProcessInfo, Option<Container>),
     /// The tree below a root, without the root.
     Tree(WorkerId, ProcessId, Vec<ProcessInfo>),
+    /// Those of them that live.
+    Orphans(WorkerId, Vec<ProcessInfo>),
     /// Looking failed, in a way that the operator should know.
     Failed(WorkerId, String),
 }
@@ -43,26 +47,37 @@ pub(super) enum Presence {
     Alive,
 }
 
+impl Sighting {
+    const fn worker(&self) -> WorkerId {
+        let (Self::Root(worker, ..) | Self::Tree(worker, ..) | Self::Orphans(worker, _) | Self::Failed(worker, _)) =
+            self;
+        *worker
+    }
+}
+
 impl Supervisor {
     /// Looks, on a blocking thread, at whatever needs looking at now.
     pub(super) fn start_scan(&mut self) {
         let trees = self.probes.is_none() || self.rescan || self.ticks.is_multiple_of(TREE_TICKS);
         self.rescan = false;
         let looks: Vec<Look> = self
-            .config
             .workers
             .iter()
-            .zip(0..)
-            .filter_map(|(config, id)| {
-                let worker = WorkerId(id);
+            .filter_map(|(worker, slot)| {
                 let root = self.processes.root(worker);
                 let alive = root.filter(|root| self.processes.get(*root).is_some_and(|tracked| !tracked.exit_seen));
                 match alive {
                     Some(root) if trees => Some(Look::AtTree(worker, root)),
                     Some(_) => None,
-                    None => Some(Look::ForRoot(worker, config.find.clone(), self.of_former_lives(worker))),
+                    // It is looked for among the declarations.
+                    None if slot.declared.is_some() => None,
+                    None => Some(Look::ForRoot(worker, slot.config.find.clone(), self.of_former_lives(worker))),
                 }
             })
+            .chain(self.workers.iter().filter_map(|(worker, slot)| {
+                let over = slot.over_since.is_some() || !slot.former.is_empty() || !slot.orphans.is_empty();
+                over.then(|| Look::ForOrphans(worker, self.of_ended_lives(worker)))
+            }))
             .collect();
         if looks.is_empty() {
             return;
@@ -77,22 +92,59 @@ impl Supervisor {
 
     /// Every process of the lives of this worker that are over: orphans carry its environment.
     fn of_former_lives(&self, worker: WorkerId) -> HashSet<ProcessId> {
-        let mut former = self.workers[worker.0 as usize].former.clone();
+        let mut former = self.workers[worker].former.clone();
         former.extend(self.processes.tree(worker).into_iter().map(|tracked| tracked.id));
         former
+    }
+
+    /// The same, without the present life unless that is over too.
+    fn of_ended_lives(&self, worker: WorkerId) -> Vec<ProcessId> {
+        let ended =
+            if self.is_over(worker) { self.of_former_lives(worker) } else { self.workers[worker].former.clone() };
+        ended.into_iter().collect()
+    }
+
+    /// What of the present life was not seen to end.
+    pub(super) fn remaining(&self, worker: WorkerId) -> Vec<(ProcessId, Arc<str>)> {
+        let tree = self.processes.tree(worker).into_iter().filter(|tracked| !tracked.exit_seen);
+        tree.map(|tracked| (tracked.id, Arc::clone(&tracked.title))).collect()
+    }
+
+    fn orphans(&mut self, worker: WorkerId, alive: Vec<ProcessInfo>) {
+        let orphans: Vec<(ProcessId, Arc<str>)> = alive
+            .into_iter()
+            .map(|info| match self.processes.get(info.id) {
+                Some(tracked) => (info.id, Arc::clone(&tracked.title)),
+                None => (info.id, info.comm.into()),
+            })
+            .collect();
+        let over = self.is_over(worker);
+        let slot = &mut self.workers[worker];
+        slot.former.retain(|former| orphans.iter().any(|(id, _)| id == former));
+        if !over && orphans.is_empty() {
+            slot.over_since = None;
+        }
+        slot.orphans.clone_from(&orphans);
+        if over {
+            self.deaths.remaining(worker, orphans);
+        }
     }
 
     pub(super) fn scanned(&mut self, sightings: Vec<Sighting>) {
         self.scanning = false;
         let mut again = false;
         for sighting in sightings {
+            if !self.workers.knows(sighting.worker()) {
+                continue;
+            }
             match sighting {
-                Sighting::Root(worker, info) => again |= self.bind(worker, &info),
+                Sighting::Root(worker, info, container) => again |= self.bind(worker, &info, container),
+                Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
                 Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
                 Sighting::Failed(worker, error) => {
-                    let slot = &mut self.workers[worker.0 as usize];
+                    let slot = &mut self.workers[worker];
                     if slot.reason != error {
-                        tracing::warn!(worker = %self.config.workers[worker.0 as usize].name, %error, "cannot look for its process");
+                        tracing::warn!(worker = %slot.config.name, %error, "cannot look for its process");
                         slot.reason = error;
                     }
                 }
@@ -103,31 +155,32 @@ impl Supervisor {
             self.rescan = true;
             self.start_scan();
         }
-        if !self.scanning {
-            self.mark_ready();
-            let inherited = std::mem::take(&mut self.inherited);
-            if !inherited.is_empty() {
-                self.inherit(inherited);
-            }
+        self.settle_ready();
+    }
+
+    /// Once the first scans are over, it is known which workers there are.
+    pub(super) fn settle_ready(&mut self) {
+        if self.scanning || self.ticks == 0 || !self.declarations.first_look_is_over() {
+            return;
+        }
+        self.mark_ready();
+        let inherited = std::mem::take(&mut self.inherited);
+        if !inherited.is_empty() {
+            self.inherit(inherited);
         }
     }
 
     /// A root was found: watch it, then look at its tree, then tell the core.
-    fn bind(&mut self, worker: WorkerId, info: &ProcessInfo) -> bool {
+    pub(super) fn bind(&mut self, worker: WorkerId, info: &ProcessInfo, container: Option<Container>) -> bool {
         let root = info.id;
         if self.processes.root(worker) == Some(root) {
             return false;
         }
         let former = self.of_former_lives(worker);
-        let config = Arc::clone(&self.config);
-        let config = &config.workers[worker.0 as usize];
+        self.keep_former_tree(worker);
+        let config = Arc::clone(&self.workers[worker].config);
         self.watch(worker, root);
-        if let (Ok(netns), Some(probes)) = (proc::netns_inum(root.tgid), self.probes.as_mut())
-            && let Err(error) = probes.watch_port(netns, config.port, worker.0)
-        {
-            tracing::warn!(%error, worker = %config.name, port = config.port, "its listener is not watched");
-            self.metrics.lose(Loss::WatchPort, 1);
-        }
+        self.watch_listener(worker, root);
         let profile = Arc::clone(&config.profile);
         let role_of: RoleOf = Arc::new(move |parent, names| {
             let role = match parent {
@@ -141,8 +194,9 @@ impl Supervisor {
         let incarnation_text = incarnation.to_string();
         let now = proc::monotonic_now();
         let effects = self.core.found(worker, root, incarnation, now);
-        let slot = &mut self.workers[worker.0 as usize];
+        let slot = &mut self.workers[worker];
         slot.incarnation = incarnation_text;
+        slot.container = container;
         slot.reason.clear();
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
@@ -152,6 +206,29 @@ impl Supervisor {
         self.start_health(worker, root, false);
         self.prove_claim(worker);
         true
+    }
+
+    /// The serving port in the network namespace of this root, instead of the former one's.
+    fn watch_listener(&mut self, worker: WorkerId, root: ProcessId) {
+        let Some(probes) = self.probes.as_mut() else { return };
+        let slot = &mut self.workers[worker];
+        let config = Arc::clone(&slot.config);
+        let port = proc::netns_inum(root.tgid).ok().map(|netns| (netns, config.port));
+        if slot.port == port {
+            return;
+        }
+        if let Some((netns, port)) = slot.port.take() {
+            // It may be gone with its namespace; there is nothing to do about a failure.
+            let _ = probes.unwatch_port(netns, port);
+        }
+        let Some((netns, number)) = port else { return };
+        match probes.watch_port(netns, number, worker.0) {
+            Ok(()) => slot.port = port,
+            Err(error) => {
+                tracing::warn!(%error, worker = %config.name, port = number, "its listener is not watched");
+                self.metrics.lose(Loss::WatchPort, 1);
+            }
+        }
     }
 
     fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessInfo]) -> bool {
@@ -215,10 +292,15 @@ fn look(look: Look) -> Option<Sighting> {
         Look::ForRoot(worker, find, former) => match find_root_except(&find, &former) {
             Ok(None) => None,
             Ok(Some(id)) => {
-                tree::describe(id.tgid).filter(|info| info.id == id).map(|info| Sighting::Root(worker, info))
+                let info = tree::describe(id.tgid).filter(|info| info.id == id)?;
+                Some(Sighting::Root(worker, info, proc::cgroup::container(id.tgid).ok()))
             }
             Err(error) => Some(Sighting::Failed(worker, error.to_string())),
         },
+        Look::ForOrphans(worker, processes) => {
+            let alive = processes.into_iter().filter_map(|id| tree::describe(id.tgid).filter(|info| info.id == id));
+            Some(Sighting::Orphans(worker, alive.collect()))
+        }
         Look::AtTree(worker, root) => Some(Sighting::Tree(worker, root, tree::descendants(root))),
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, Problem};
+use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::Deaths;
 use crate::effects::discovery::Registrar;
@@ -23,8 +23,10 @@ use crate::sensors::health::{self, Life};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
+use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
 use super::report::Ready;
+use super::slots::Slots;
 use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
@@ -204,39 +206,23 @@ async fn main(
     if let Some(no_ebpf) = &no_ebpf {
         no_ebpf.log();
     }
-    let workers = config
-        .workers
-        .iter()
-        .zip(0..)
-        .map(|(worker, id)| WorkerSlot {
-            registrar: Registrar::spawn(
-                WorkerId(id),
-                lastgasp_protocol::worker_key(&config.node, &worker.name),
-                workers_opened.clone(),
-                outcomes_tx.clone(),
-            ),
-            health: None,
-            claimed: None,
-            former: HashSet::new(),
-            revision: 0,
-            epoch: 0,
-            listed: false,
-            incarnation: String::new(),
-            evidence: None,
-            ending: None,
-            reason: String::new(),
-            since: jiff::Timestamp::now(),
-        })
-        .collect();
-    let supervisor = Supervisor {
+    let config_workers = config.workers.clone();
+    let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
-        core: core(&config),
+        core: Core::new(Policy {
+            hold_down: config.policy.hold_down,
+            recheck_after: config.policy.near_certain_recheck,
+            soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
+        }),
         processes: Processes::default(),
         probes,
         events,
-        workers,
+        workers: Slots::new(),
+        outcomes: outcomes_tx,
         timers: HashMap::new(),
         deaths: Deaths::new(config.node.clone()),
+        actions: Vec::new(),
+        declarations: Declarations::new(&config.declare),
         signals,
         context,
         bucket: workers_opened,
@@ -264,37 +250,63 @@ async fn main(
         config,
     };
     let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    for worker in config_workers {
+        supervisor.add_worker(Arc::new(worker), None);
+    }
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
 }
 
-fn core(config: &Config) -> Core {
-    let policy = Policy {
-        hold_down: config.policy.hold_down,
-        recheck_after: config.policy.near_certain_recheck,
-        soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
-    };
-    let workers = config
-        .workers
-        .iter()
-        .map(|worker| WorkerPolicy {
-            drain_window: worker.drain_window,
-            hang_window: worker.health.hang_window,
-            on_not_serving: worker.on_not_serving,
-            registers_itself: worker.writer == lastgasp_protocol::Writer::Worker,
-            has_liveness: worker.health.has_liveness(),
-        })
-        .collect();
-    Core::new(policy, workers)
+pub(super) fn policy(worker: &WorkerConfig) -> WorkerPolicy {
+    WorkerPolicy {
+        drain_window: worker.drain_window,
+        hang_window: worker.health.hang_window,
+        on_not_serving: worker.on_not_serving,
+        registers_itself: worker.writer == lastgasp_protocol::Writer::Worker,
+        has_liveness: worker.health.has_liveness(),
+    }
 }
 
 impl Supervisor {
+    /// A worker becomes known: by the configuration, or by a declaration.
+    pub(super) fn add_worker(&mut self, config: Arc<WorkerConfig>, declared: Option<Origin>) -> WorkerId {
+        let worker = self.workers.next();
+        let registrar = Registrar::spawn(
+            worker,
+            lastgasp_protocol::worker_key(&self.config.node, &config.name),
+            self.bucket.clone(),
+            self.outcomes.clone(),
+        );
+        self.core.add_worker(worker, policy(&config));
+        self.workers.add(WorkerSlot {
+            config,
+            declared,
+            container: None,
+            orphans: Vec::new(),
+            over_since: None,
+            port: None,
+            withdrawing: false,
+            registrar,
+            health: None,
+            claimed: None,
+            former: HashSet::new(),
+            revision: 0,
+            epoch: 0,
+            listed: false,
+            incarnation: String::new(),
+            evidence: None,
+            ending: None,
+            reason: String::new(),
+            since: jiff::Timestamp::now(),
+        })
+    }
+
     /// Begins to ask a worker's health source about this life.
     pub(super) fn start_health(&mut self, worker: WorkerId, root: ProcessId, served_before: bool) {
-        let config = &self.config.workers[worker.0 as usize];
+        let config = &self.workers[worker].config;
         let life = Life { worker, root, port: config.port, served_before };
         let handle = health::spawn(&self.side, life, config.health.clone(), self.health_tx.clone());
-        self.workers[worker.0 as usize].health = Some(handle);
+        self.workers[worker].health = Some(handle);
     }
 }
 

@@ -9,6 +9,19 @@
 //! What `feed` returns counts as sent: the caller hands all of it to the client, in order,
 //! whatever happens to the worker. Whatever an engine does, the client sees one stream with one
 //! id, one role, one `finish_reason`, one usage and one `[DONE]`, or a visible error.
+//!
+//! A move is *exact* where the engine reports token ids: the next worker is given the prompt's ids
+//! and those whose text the client has whole. Else it is *approximate*: text is carried, and the
+//! next worker may cut it into other tokens. These are approximate by nature: chats on SGLang
+//! (no ids while streaming), TensorRT-LLM and unknown engines, requests with tools, media, `echo`,
+//! or `stop` together with `min_tokens`. [`Options::strict`] refuses such moves.
+//!
+//! What is known to differ after an exact move, since the engines give no way to restore it:
+//! `seed` (dropped: it would begin again), `presence_penalty` and `frequency_penalty` (they count
+//! output tokens, and carried ones are prompt); strict refuses both. And one thing that only
+//! the operator can tell: where an engine puts several tokens into a chunk and the finish_reason into
+//! a later one (vLLM's Rust frontend), a worker that dies between the two has sent an
+//! end-of-sequence id that looks like any other, unless [`Options::eos_token_ids`] names it.
 
 mod chunk;
 mod envelope;

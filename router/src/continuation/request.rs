@@ -132,7 +132,7 @@ impl Request {
         Self {
             endpoint,
             refusal: refusal(endpoint, &body, &prompt, strict),
-            choices: count(&body, "n").unwrap_or(1).max(1) * prompts(&body, &prompt),
+            choices: count(&body, "n").unwrap_or(1).max(1).saturating_mul(prompts(&body, &prompt)),
             wants_ids: flag("return_token_ids"),
             wants_usage: option("include_usage"),
             wants_continuous_usage: option("include_usage") && option("continuous_usage_stats"),

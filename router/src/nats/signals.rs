@@ -36,11 +36,12 @@ async fn hear(link: &Link, message: Message) {
             return;
         }
     };
-    // Streams first, words after.
-    let (listings, heard) = link.proxy.workers.signal(&signal);
+    // Only put into the client's queue here, which takes microseconds; behind a thousand
+    // streams that wake it would leave after the daemon has asked again.
     if let Some(reply) = message.reply.clone() {
         answer(link, &reply, &signal.certificate, Phase::Received, None).await;
     }
+    let (listings, heard) = link.proxy.workers.signal(&signal);
     for heard in &heard {
         metrics.signals.with_label_values(&[heard.as_str()]).inc();
     }

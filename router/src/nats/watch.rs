@@ -4,14 +4,22 @@
 //! unknown": list again, then follow.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
+use jiff::Timestamp;
 use lastgasp_protocol::kv::{Bucket, Change, Entry, Value};
-use lastgasp_protocol::{NODES_BUCKET, Name, WORKERS_BUCKET, WorkerRecord};
+use lastgasp_protocol::{NODES_BUCKET, Name, WORKERS_BUCKET, WorkerRecord, WorkerState};
 use tokio::sync::watch as latest;
 use tracing::{info, warn};
 
 use super::{Link, backoff};
+
+/// How long after the deadline of a drain its daemon is still waited for: its clock is another one.
+const OVERDUE: Duration = Duration::from_secs(2);
+/// Deadlines beyond this are taken for a wrong clock.
+const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// What is made of a bucket's changes.
 trait Reader {
@@ -87,6 +95,18 @@ struct Workers {
     present: HashSet<String>,
 }
 
+impl Workers {
+    /// Comes back to a drain after its deadline.
+    fn remind(&self, key: String, record: WorkerRecord, deadline: Timestamp) {
+        let workers = Arc::clone(&self.link.proxy.workers);
+        let rest = Duration::try_from(deadline.duration_since(Timestamp::now())).unwrap_or_default();
+        tokio::spawn(async move {
+            tokio::time::sleep(rest.min(LONGEST_DRAIN) + OVERDUE).await;
+            workers.overdue(&key, &record.incarnation, record.epoch);
+        });
+    }
+}
+
 impl Reader for Workers {
     fn begin(&mut self) {
         self.present.clear();
@@ -100,6 +120,9 @@ impl Reader for Workers {
                 Ok(record) => {
                     info!(key, revision, state = record.state.as_str(), epoch = record.epoch, "worker listed");
                     workers.put(&record, revision);
+                    if let (WorkerState::Draining, Some(deadline)) = (record.state, record.deadline) {
+                        self.remind(key.clone(), record, deadline);
+                    }
                 }
                 Err(error) => {
                     warn!(key, revision, %error, "record not read");

@@ -299,6 +299,7 @@ impl Session {
         let mut looked = false;
         let mut heard = tokio::time::Instant::now();
         let patience = proxy.config.stall_timeout.unwrap_or(SILENCE).min(SILENCE);
+        let mut look = heard + patience;
         loop {
             if !std::mem::replace(&mut looked, true) {
                 let now = *fate.borrow_and_update();
@@ -326,6 +327,7 @@ impl Session {
                 }
                 piece = response.chunk(), if self.out.len() < HIGH_WATER => {
                     heard = tokio::time::Instant::now();
+                    look = heard + patience;
                     let progress = match piece {
                         Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
                         Ok(None) => self.stream.ended(&mut self.out),
@@ -338,14 +340,12 @@ impl Session {
                         Progress::Broken(broken) => return End::Lost(broken.as_str()),
                     }
                 }
-                () = tokio::time::sleep_until(heard + patience) => {
+                () = tokio::time::sleep_until(look) => {
                     let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
                     if (stalled || proxy.workers.is_lapsed(&listing)) && !self.answers(&listing, stalled).await {
                         return End::Lost(if stalled { "stalled" } else { "lease_lapsed" });
                     }
-                    if !stalled && proxy.config.stall_timeout.is_none() {
-                        heard = tokio::time::Instant::now();
-                    }
+                    look = tokio::time::Instant::now() + patience;
                 }
             }
         }

@@ -39,6 +39,8 @@ pub enum Why {
     Deleted,
     /// Another life, or a later listing of it, stands in its place.
     Superseded,
+    /// It was draining, and its deadline went by without a word.
+    Deadline,
 }
 
 impl Why {
@@ -49,6 +51,7 @@ impl Why {
             Self::Signal => "signal",
             Self::Deleted => "deleted",
             Self::Superseded => "superseded",
+            Self::Deadline => "deadline",
         }
     }
 }

@@ -193,6 +193,19 @@ impl Workers {
         self.notify();
     }
 
+    /// The deadline of a draining listing is over. Its daemon says so itself, with a signal; this is for
+    /// the case that it cannot. Nothing happens if it is no longer draining.
+    pub fn overdue(&self, key: &str, incarnation: &Incarnation, epoch: u64) {
+        if let Some(slot) = self.lock().slots.get(key)
+            && slot.standing == Standing::Listed
+            && slot.state == WorkerState::Draining
+            && slot.listing.incarnation == *incarnation
+            && slot.listing.epoch == epoch
+        {
+            slot.listing.condemn(Mode::Handover, Why::Deadline);
+        }
+    }
+
     /// A record's TTL ran out, or it cannot be read.
     pub fn unknown(&self, key: &str) {
         if let Some(slot) = self.lock().slots.get_mut(key)

@@ -118,6 +118,22 @@ fn what_is_absent_without_a_word_gets_no_work_and_keeps_its_streams() {
 }
 
 #[test]
+fn a_drain_that_nobody_ends_is_over_at_its_deadline() {
+    let workers = workers(&[("a", "1", 1)]);
+    let ticket = workers.choose("m", &[], true).unwrap();
+    let fate = ticket.listing().fate();
+    let incarnation = Incarnation::new("1").unwrap();
+    workers.overdue("n.a", &incarnation, 1);
+    assert_eq!(*fate.borrow(), Fate::Stay, "it serves");
+    workers.put(&WorkerRecord { state: WorkerState::Draining, ..record("a", "1", 1) }, 2);
+    assert_eq!(chosen(&workers), None);
+    workers.overdue("n.a", &incarnation, 2);
+    assert_eq!(*fate.borrow(), Fate::Stay, "another listing was meant");
+    workers.overdue("n.a", &incarnation, 1);
+    assert_eq!(*fate.borrow(), Fate::Move(Mode::Handover, Why::Deadline));
+}
+
+#[test]
 fn an_old_deletion_is_not_taken_for_a_new_one() {
     let workers = workers(&[("a", "1", 1)]);
     workers.put(&record("a", "1", 1), 8);

@@ -8,6 +8,8 @@
 use lastgasp_router::continuation::Endpoint;
 use serde_json::{Value, json};
 
+pub mod story;
+
 /// Tokens: whole words, and bytes of characters that no single token holds.
 const VOCABULARY: [&[u8]; 16] = [
     b" one",

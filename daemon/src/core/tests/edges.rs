@@ -3,6 +3,25 @@
 use super::*;
 
 #[test]
+fn a_worker_that_becomes_known_later_lives_like_any_other_until_it_is_forgotten() {
+    let late = WorkerId(7);
+    let mut node = Node::of(Vec::new());
+    node.core.add_worker(late, policy());
+    let serve = |core: &mut Core, root: ProcessId| {
+        core.evidence(&Evidence { worker: late, root, kind: SERVING, at: Nanos(2) }, Nanos(2))
+    };
+    node.core.found(late, root(1), incarnation(1), Nanos(1));
+    assert_eq!(seen(&serve(&mut node.core, root(1))), [Seen::Listed(WorkerState::Serving, 1)]);
+    // Another policy does not end its life.
+    node.core.add_worker(late, WorkerPolicy { has_liveness: false, ..policy() });
+    assert_eq!(node.core.state(late), Some(State::Serving));
+    node.core.forget_worker(late);
+    assert_eq!(node.core.state(late), None);
+    assert_eq!(serve(&mut node.core, root(1)), []);
+    assert_eq!(node.core.found(late, root(2), incarnation(2), Nanos(3)), []);
+}
+
+#[test]
 fn a_death_while_loading_is_lost_without_a_record_or_a_signal() {
     let mut node = Node::of(vec![policy()]);
     node.found();

@@ -84,7 +84,11 @@ impl Node {
     pub(super) fn of(policies: Vec<WorkerPolicy>) -> Self {
         let node =
             Policy { hold_down: HOLD_DOWN, recheck_after: Duration::from_secs(5), soft_withdrawals_per_minute: 2 };
-        Self { core: Core::new(node, policies), now: Nanos(1_000_000_000), life: 0 }
+        let mut core = Core::new(node);
+        for (policy, id) in policies.into_iter().zip(0..) {
+            core.add_worker(WorkerId(id), policy);
+        }
+        Self { core, now: Nanos(1_000_000_000), life: 0 }
     }
 
     /// One worker, found and serving.

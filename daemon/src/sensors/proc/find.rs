@@ -11,7 +11,7 @@ use crate::core::ProcessId;
 /// The variable by which an engine's environment names its worker.
 const WORKER: &str = "LASTGASP_WORKER";
 /// `PF_KTHREAD` in `include/linux/sched.h`: nothing that a worker could be.
-const KERNEL_THREAD: u32 = 0x0020_0000;
+pub(super) const KERNEL_THREAD: u32 = 0x0020_0000;
 /// Longest process id in a pid file, with blanks.
 const MAX_PID_FILE: usize = 64;
 
@@ -142,7 +142,7 @@ fn by_env(worker: &str, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId
 }
 
 /// This process and the shells and supervisors above it, whose command lines quote ours.
-fn ours() -> HashSet<u32> {
+pub(super) fn ours() -> HashSet<u32> {
     let me = std::process::id();
     tree::ancestors(me).into_iter().chain([me]).collect()
 }

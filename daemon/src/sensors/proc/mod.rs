@@ -3,6 +3,9 @@
 //! Everything here may be out of date when it returns: a pid is only worth something together with
 //! its start time, and a process that is absent is an answer, not an error.
 
+pub mod addresses;
+pub mod cgroup;
+pub mod declare;
 pub mod find;
 pub mod listeners;
 pub mod tree;
@@ -14,6 +17,12 @@ use std::time::Duration;
 use procfs::process::{Process, Stat};
 
 use crate::core::{Nanos, ProcessId};
+
+/// The pids of this process and of everything above it.
+#[must_use]
+pub fn ours() -> std::collections::HashSet<u32> {
+    find::ours()
+}
 
 pub use find::{FindError, find_root, find_root_except};
 pub use tree::{ProcessInfo, descendants, describe};
@@ -127,12 +136,36 @@ fn printable(text: &str) -> String {
 /// # Errors
 /// Not found: no such process. Permission denied: another user's process, and no CAP_SYS_PTRACE.
 pub fn environ_value(tgid: u32, name: &str) -> io::Result<Option<String>> {
+    Ok(environ_values(tgid, &[name])?.pop().map(|(_, value)| value))
+}
+
+/// The values of those of `names` that are in the environment that the process was started with.
+/// Of a name that stands there twice the first counts (getenv(3)).
+///
+/// # Errors
+/// As [`environ_value`].
+pub fn environ_values(tgid: u32, names: &[&str]) -> io::Result<Vec<(String, String)>> {
     let mut bytes = Vec::new();
     fs::File::open(format!("/proc/{tgid}/environ"))?.take(MAX_ENVIRON).read_to_end(&mut bytes)?;
-    Ok(bytes
-        .split(|byte| *byte == 0)
-        .find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-        .map(|value| printable(&String::from_utf8_lossy(value))))
+    let value = |name: &str| {
+        let mut entries = bytes.split(|byte| *byte == 0);
+        entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+    };
+    let found = names.iter().filter_map(|name| Some((*name, value(name)?)));
+    Ok(found.map(|(name, value)| (name.to_owned(), printable(&String::from_utf8_lossy(value)))).collect())
+}
+
+/// The user that the process acts as, in our user namespace.
+#[must_use]
+pub fn effective_uid(tgid: u32) -> Option<u32> {
+    Some(Process::new(i32::try_from(tgid).ok()?).ok()?.status().ok()?.euid)
+}
+
+/// The pid that the process has in its own PID namespace (proc(5), `NSpid` in `status`).
+#[must_use]
+pub fn innermost_pid(tgid: u32) -> Option<u32> {
+    let status = Process::new(i32::try_from(tgid).ok()?).ok()?.status().ok()?;
+    u32::try_from(*status.nspid?.last()?).ok()
 }
 
 /// The inode number of the process's network namespace, as in `ns.inum` of the kernel.
@@ -141,8 +174,13 @@ pub fn environ_value(tgid: u32, name: &str) -> io::Result<Option<String>> {
 /// Not found: no such process, or a zombie. Permission denied: another user's process, and no
 /// CAP_SYS_PTRACE.
 pub fn netns_inum(tgid: u32) -> io::Result<u32> {
+    namespace(tgid, "net")
+}
+
+/// The inode number of a namespace of the process, as `net` or `pid` (namespaces(7)).
+fn namespace(tgid: u32, kind: &str) -> io::Result<u32> {
     use std::os::unix::fs::MetadataExt as _;
-    let inode = fs::metadata(format!("/proc/{tgid}/ns/net"))?.ino();
+    let inode = fs::metadata(format!("/proc/{tgid}/ns/{kind}"))?.ino();
     u32::try_from(inode).map_err(io::Error::other)
 }
 

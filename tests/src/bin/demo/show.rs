@@ -78,7 +78,7 @@ impl Audience {
 }
 
 pub(crate) fn timeline(kill: &Kill) {
-    println!("{}", coloured(BOLD, &format!("Since the kill of {}:", kill.certificate.cause)));
+    println!("{}", coloured(BOLD, &format!("Since the kill ({}):", kill.certificate.cause)));
     let mut rows = vec![
         ("signal delivered", kill.moment("signal_delivered")),
         ("process exit seen in the kernel", kill.moment("process_exit")),

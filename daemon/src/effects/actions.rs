@@ -1,0 +1,227 @@
+//! What is done about the processes of a worker that is lost: to those of that very life, each
+//! named by its pid and start time, and signalled through a pidfd.
+
+use std::collections::{BTreeMap, HashSet};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+
+use crate::core::ProcessId;
+use crate::sensors::pidfd::{self, PidfdError};
+use crate::sensors::proc;
+
+/// How long a command may run. It is killed then.
+const COMMAND: Duration = Duration::from_secs(30);
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// SIGKILL to what outlives the root.
+    Reap,
+    /// SIGTERM to a root that lives on.
+    Terminate,
+    /// SIGKILL to a root that lived on.
+    Kill,
+    /// A program of the operator's.
+    Command,
+}
+
+impl Act {
+    /// The closed name used in certificates, logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reap => "reap",
+            Self::Terminate => "terminate",
+            Self::Kill => "kill",
+            Self::Command => "command",
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The signal was sent, or the command ended with status 0.
+    Done,
+    /// The process had ended by itself.
+    Gone,
+    /// The kernel refused, or the command could not be run or failed.
+    Failed,
+    /// The command had to be killed.
+    TimedOut,
+    /// `mode = "observe"`: nothing was done.
+    Observed,
+}
+
+impl Outcome {
+    /// The closed name used in logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Gone => "gone",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Observed => "observed",
+        }
+    }
+}
+
+/// One thing that was done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// What.
+    pub act: Act,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// For people: to which process, and why it failed.
+    pub detail: String,
+}
+
+/// Sends the signal of `act` to these processes and, for [`Act::Reap`], to their descendants, but
+/// to none of `spared`, nor to this process or anything above it. Blocks for as long as `/proc`
+/// needs.
+#[must_use]
+pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<Done> {
+    let mut victims: BTreeMap<ProcessId, String> = processes.iter().cloned().collect();
+    if act == Act::Reap {
+        // Without kernel events nobody has told of children that were born since the last look.
+        for (process, _) in processes {
+            for info in proc::descendants(*process) {
+                victims.entry(info.id).or_insert(info.comm);
+            }
+        }
+    }
+    let ours = proc::ours();
+    victims.retain(|process, _| process.tgid > 1 && !ours.contains(&process.tgid) && !spared.contains(process));
+    victims.into_iter().map(|(process, title)| end(act, process, &title)).collect()
+}
+
+fn end(act: Act, process: ProcessId, title: &str) -> Done {
+    let signal = if act == Act::Terminate { libc::SIGTERM } else { libc::SIGKILL };
+    let mut detail = format!("{title} (pid {process}) signal {signal}");
+    // A zombie would take the signal too.
+    let sent = if proc::is_alive(process) { pidfd::signal(process, signal) } else { Err(PidfdError::Gone(process)) };
+    let outcome = match sent {
+        Ok(()) => Outcome::Done,
+        Err(PidfdError::Gone(_)) => Outcome::Gone,
+        Err(error) => {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            detail = format!("{detail}: {error}{source}");
+            Outcome::Failed
+        }
+    };
+    Done { act, outcome, detail }
+}
+
+/// Runs the operator's command with the certificate on its standard input. What it prints is
+/// dropped.
+pub async fn run(command: &[String], certificate: Vec<u8>) -> Done {
+    let done = |outcome, detail| Done { act: Act::Command, outcome, detail };
+    let [program, arguments @ ..] = command else { return done(Outcome::Failed, "no command".to_owned()) };
+    let child = tokio::process::Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return done(Outcome::Failed, format!("{program}: {error}")),
+    };
+    let mut stdin = child.stdin.take();
+    let ended = async {
+        if let Some(stdin) = stdin.as_mut() {
+            // A command may end without reading it.
+            let _ = stdin.write_all(&certificate).await;
+        }
+        drop(stdin.take());
+        child.wait().await
+    };
+    match tokio::time::timeout(COMMAND, ended).await {
+        Ok(Ok(status)) if status.success() => done(Outcome::Done, program.clone()),
+        Ok(Ok(status)) => done(Outcome::Failed, format!("{program}: {status}")),
+        Ok(Err(error)) => done(Outcome::Failed, format!("{program}: {error}")),
+        Err(_) => done(Outcome::TimedOut, format!("{program}: killed after {} s", COMMAND.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn sleeper() -> (Child, ProcessId) {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = proc::identify(child.id()).unwrap();
+        (child, process)
+    }
+
+    fn outcomes(done: &[Done]) -> Vec<Outcome> {
+        done.iter().map(|done| done.outcome).collect()
+    }
+
+    #[test]
+    fn only_the_process_that_is_meant_is_killed() {
+        let (mut child, process) = sleeper();
+        let predecessor = ProcessId { start_ticks: process.start_ticks - 1, ..process };
+        let victim = |process| vec![(process, "sleep".to_owned())];
+        assert_eq!(outcomes(&signal(Act::Kill, &victim(predecessor), &HashSet::new())), [Outcome::Gone]);
+        assert_eq!(signal(Act::Reap, &victim(process), &HashSet::from([process])), [], "it is another's by now");
+        assert!(proc::is_alive(process));
+        let done = signal(Act::Reap, &victim(process), &HashSet::new());
+        assert_eq!(outcomes(&done), [Outcome::Done]);
+        assert_eq!(done[0].detail, format!("sleep (pid {}) signal 9", process.tgid));
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn this_process_and_its_parents_are_never_signalled() {
+        let me = proc::identify(std::process::id()).unwrap();
+        let parent = proc::identify(std::os::unix::process::parent_id()).unwrap();
+        let victims = [(me, "me".to_owned()), (parent, "parent".to_owned())];
+        assert_eq!(signal(Act::Kill, &victims, &HashSet::new()), []);
+    }
+
+    #[test]
+    fn a_root_is_asked_to_end_before_it_is_killed() {
+        let (mut child, process) = sleeper();
+        let done = signal(Act::Terminate, &[(process, "sleep".to_owned())], &HashSet::new());
+        assert_eq!(outcomes(&done), [Outcome::Done]);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+    }
+
+    #[tokio::test]
+    async fn a_command_reads_the_certificate() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("certificate.json");
+        let command = ["sh".to_owned(), "-c".to_owned(), format!("cat > {}", file.display())];
+        let done = run(&command, b"{\"schema\":1}".to_vec()).await;
+        assert_eq!(done, Done { act: Act::Command, outcome: Outcome::Done, detail: "sh".to_owned() });
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"schema\":1}");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_fails_is_said_to_have_failed() {
+        let run = |command: &[&str]| {
+            let command: Vec<String> = command.iter().map(|part| (*part).to_owned()).collect();
+            async move { run(&command, vec![b' '; 1 << 20]).await }
+        };
+        let done = run(&["sh", "-c", "exit 3"]).await;
+        assert_eq!((done.outcome, done.detail.as_str()), (Outcome::Failed, "sh: exit status: 3"));
+        let done = run(&["/no/such/program"]).await;
+        assert_eq!(done.outcome, Outcome::Failed);
+        assert!(done.detail.starts_with("/no/such/program: "), "{}", done.detail);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_end_is_killed() {
+        let done = run(&["sleep".to_owned(), "1000".to_owned()], Vec::new()).await;
+        assert_eq!((done.outcome, done.detail.as_str()), (Outcome::TimedOut, "sleep: killed after 30 s"));
+    }
+}

@@ -1,0 +1,529 @@
+//! Processes that declare themselves workers by their environment (see
+//! [`crate::config::DECLARATION`]).
+//!
+//! A variable is inherited, so most processes that carry it mean nothing by it. Per container and
+//! name there is at most one [`Claim`]: that of the container's init, or else of the oldest process
+//! that holds the listening socket of the endpoint. An ancestor is older than its descendants, so
+//! the oldest is also the topmost.
+//!
+//! Looking costs little because most of it is left out: a process is looked at when its pid is new
+//! and for a few turns more, since between fork and exec it still shows its parent's environment;
+//! later only every [`ROUND`]th turn, should it have called exec or its pid have been given away.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::http::Uri;
+use lastgasp_protocol::Container;
+
+use super::{ProcessInfo, addresses, cgroup, listeners, tree};
+use crate::config::{self, DECLARATION, DeclareConfig, WorkerConfig};
+use crate::core::ProcessId;
+
+/// Turns in which a new process is looked at again.
+const YOUNG: u8 = 3;
+/// An older process is looked at every so many turns.
+const ROUND: u32 = 10;
+/// The variable that makes a process a carrier.
+const WORKER: &str = DECLARATION[0].0;
+/// Longest value that is looked at, in bytes.
+const MAX_VALUE: usize = 4096;
+
+/// Why a declaration does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// A variable is missing, or has a value that it may not have.
+    Malformed,
+    /// The user or the cgroup may not declare anything.
+    NotAllowed,
+    /// The endpoint is not an address of the process's network namespace, or a loopback address
+    /// of a namespace that is not ours.
+    EndpointElsewhere,
+    /// The same of the health address.
+    HealthElsewhere,
+    /// A worker of the configuration has the name.
+    NameConfigured,
+    /// Another declared worker of that name is alive.
+    NameTaken,
+    /// Another worker serves there.
+    EndpointTaken,
+    /// There are too many declared workers.
+    TooMany,
+}
+
+impl Refusal {
+    /// The closed name used in logs, metrics and events.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::NotAllowed => "not_allowed",
+            Self::EndpointElsewhere => "endpoint_elsewhere",
+            Self::HealthElsewhere => "health_elsewhere",
+            Self::NameConfigured => "name_configured",
+            Self::NameTaken => "name_taken",
+            Self::EndpointTaken => "endpoint_taken",
+            Self::TooMany => "too_many",
+        }
+    }
+}
+
+/// A refusal, and what a person needs to know to mend it.
+pub type Refused = (Refusal, String);
+
+/// What a declaration comes from: a container, or where there is none, a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Origin {
+    /// Container id or cgroup path.
+    pub place: String,
+    /// Inode number of the PID namespace.
+    pub pid_namespace: Option<u32>,
+}
+
+/// A process that says it is a worker.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The value of `LASTGASP_WORKER`.
+    pub name: String,
+    /// Where from.
+    pub origin: Origin,
+    /// The worker's root.
+    pub info: ProcessInfo,
+    /// Where it runs.
+    pub container: Container,
+    /// The worker, as far as the process alone can tell; names and addresses that others have are
+    /// the caller's to refuse.
+    pub verdict: Result<Arc<WorkerConfig>, Refused>,
+}
+
+/// What changes when a process calls exec: its stack and environment lie elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Image {
+    stack: u64,
+    environment: Option<u64>,
+}
+
+struct Known {
+    id: ProcessId,
+    image: Image,
+    looks: u8,
+    turn: u32,
+}
+
+struct Carrier {
+    id: ProcessId,
+    name: String,
+    origin: Origin,
+    container: Container,
+    /// It is pid 1 of a PID namespace below ours.
+    init: bool,
+    worker: Result<Arc<WorkerConfig>, String>,
+}
+
+/// Looks for declarations, one turn after the other.
+pub struct Scanner {
+    allowed: DeclareConfig,
+    known: HashMap<u32, Known>,
+    carriers: HashMap<ProcessId, Carrier>,
+    hidden: HashSet<u32>,
+    turn: u32,
+}
+
+impl Scanner {
+    /// Nothing has been looked at yet.
+    #[must_use]
+    pub fn new(allowed: DeclareConfig) -> Self {
+        Self { allowed, known: HashMap::new(), carriers: HashMap::new(), hidden: HashSet::new(), turn: 0 }
+    }
+
+    /// How many processes may not be looked into, for want of CAP_SYS_PTRACE.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        self.hidden.len()
+    }
+
+    /// One turn. `ours` are the processes of workers that are known: they and all below them claim
+    /// nothing.
+    ///
+    /// # Errors
+    /// `/proc` cannot be listed.
+    pub fn look(&mut self, ours: &HashSet<ProcessId>) -> io::Result<Vec<Claim>> {
+        self.turn = self.turn.wrapping_add(1);
+        for tgid in super::all()? {
+            self.look_at(tgid);
+        }
+        let Self { known, carriers, hidden, turn, .. } = self;
+        known.retain(|_, known| known.turn == *turn);
+        carriers.retain(|id, _| known.get(&id.tgid).is_some_and(|known| known.id == *id));
+        hidden.retain(|tgid| known.contains_key(tgid));
+        Ok(self.claims(ours))
+    }
+
+    fn look_at(&mut self, tgid: u32) {
+        if let Some(known) = self.known.get_mut(&tgid) {
+            known.turn = self.turn;
+            if known.looks >= YOUNG && tgid % ROUND != self.turn % ROUND {
+                return;
+            }
+        }
+        let Some(stat) = super::stat(tgid) else { return };
+        let id = super::id_of(tgid, &stat);
+        let image = Image { stack: stat.startstack, environment: stat.env_start };
+        match self.known.get_mut(&tgid) {
+            Some(known) if known.id == id && known.image == image => {
+                known.looks = known.looks.saturating_add(1);
+                return;
+            }
+            _ => _ = self.known.insert(tgid, Known { id, image, looks: 0, turn: self.turn }),
+        }
+        self.carriers.retain(|carrier, _| carrier.tgid != tgid);
+        self.hidden.remove(&tgid);
+        if stat.flags & super::find::KERNEL_THREAD != 0 || super::is_dead(&stat) {
+            return;
+        }
+        match super::environ_values(tgid, &DECLARATION.map(|(variable, _)| variable)) {
+            Ok(values) => {
+                if let Some(carrier) = Carrier::of(id, values) {
+                    self.carriers.insert(id, carrier);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => _ = self.hidden.insert(tgid),
+            Err(_) => {}
+        }
+    }
+
+    fn claims(&self, ours: &HashSet<ProcessId>) -> Vec<Claim> {
+        let mut groups: BTreeMap<(&Origin, &str), Vec<&Carrier>> = BTreeMap::new();
+        for carrier in self.carriers.values() {
+            groups.entry((&carrier.origin, &carrier.name)).or_default().push(carrier);
+        }
+        let ours_tgids: HashSet<u32> = ours.iter().map(|id| id.tgid).collect();
+        let own_network = super::netns_inum(std::process::id()).ok();
+        let mut claims = Vec::new();
+        for carriers in groups.values_mut() {
+            carriers.sort_by_key(|carrier| (!carrier.init, carrier.id.start_ticks, carrier.id.tgid));
+            let outside = |carrier: &&&Carrier| {
+                !ours.contains(&carrier.id)
+                    && !tree::ancestors(carrier.id.tgid).iter().any(|parent| ours_tgids.contains(parent))
+            };
+            // Who may not declare anything cannot stand before somebody who may.
+            let root = carriers.iter().filter(|carrier| self.may(carrier) && carrier.is_root()).find(outside);
+            let known = carriers.iter().any(|carrier| ours.contains(&carrier.id));
+            let refused = || {
+                let first = carriers.iter().find(|carrier| carrier.worker.is_err() || !self.may(carrier))?;
+                (!known).then_some(first)
+            };
+            let Some(carrier) = root.or_else(refused) else { continue };
+            let Some(info) = tree::describe(carrier.id.tgid).filter(|info| info.id == carrier.id) else { continue };
+            claims.push(Claim {
+                name: carrier.name.clone(),
+                origin: carrier.origin.clone(),
+                info,
+                container: carrier.container.clone(),
+                verdict: self.verdict(carrier, own_network),
+            });
+        }
+        claims
+    }
+
+    fn may(&self, carrier: &Carrier) -> bool {
+        self.refusal_of_owner(carrier).is_none()
+    }
+
+    fn refusal_of_owner(&self, carrier: &Carrier) -> Option<String> {
+        let DeclareConfig { uids, cgroups, .. } = &self.allowed;
+        let uid = super::effective_uid(carrier.id.tgid);
+        if !uids.is_empty() && !uid.is_some_and(|uid| uids.contains(&uid)) {
+            let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+            return Some(format!("user {uid} is not among declare.uids"));
+        }
+        let path = &carrier.container.cgroup_path;
+        let within = |allowed: &String| is_within(path, allowed);
+        if !cgroups.is_empty() && !cgroups.iter().any(within) {
+            return Some(format!("cgroup {path} is not within any of declare.cgroups"));
+        }
+        None
+    }
+
+    fn verdict(&self, carrier: &Carrier, own_network: Option<u32>) -> Result<Arc<WorkerConfig>, Refused> {
+        if let Some(detail) = self.refusal_of_owner(carrier) {
+            return Err((Refusal::NotAllowed, detail));
+        }
+        let worker = carrier.worker.as_ref().map_err(|detail| (Refusal::Malformed, detail.clone()))?;
+        let local = addresses::local(carrier.id.tgid).unwrap_or_default();
+        let same_network = own_network.is_some() && carrier.container.network_namespace == own_network;
+        let check = |url: &str| is_reachable(url, &local, same_network);
+        check(&worker.endpoint).map_err(|detail| (Refusal::EndpointElsewhere, detail))?;
+        for url in worker.health.grpc.iter().chain(&worker.health.http) {
+            check(url).map_err(|detail| (Refusal::HealthElsewhere, detail))?;
+        }
+        Ok(Arc::clone(worker))
+    }
+}
+
+impl Carrier {
+    fn of(id: ProcessId, values: Vec<(String, String)>) -> Option<Self> {
+        if values.iter().any(|(_, value)| value.len() > MAX_VALUE) {
+            return None;
+        }
+        let name = values.iter().find(|(variable, _)| variable == WORKER)?.1.clone();
+        let container = cgroup::container(id.tgid).unwrap_or_default();
+        let place = container.container_id.clone().unwrap_or_else(|| container.cgroup_path.clone());
+        let origin = Origin { place, pid_namespace: container.pid_namespace };
+        let worker = config::declared(&values)
+            .map(Arc::new)
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+        let init = id.tgid != 1 && super::innermost_pid(id.tgid) == Some(1);
+        Some(Self { id, name, origin, container, init, worker })
+    }
+
+    fn is_root(&self) -> bool {
+        self.init
+            || self.worker.as_ref().is_ok_and(|worker| {
+                // A titled process is somebody's child, if perhaps an orphan.
+                super::comm(self.id.tgid).is_some_and(|comm| !comm.contains("::"))
+                    && listeners::sockets(Some(self.id.tgid), worker.port)
+                        .and_then(|inodes| listeners::holds(self.id.tgid, &inodes))
+                        .unwrap_or(false)
+            })
+    }
+}
+
+/// Whether a cgroup is `allowed` or lies below it. Seen from a cgroup namespace of the daemon's own,
+/// paths outside begin with `/..`, once for each level up to where both meet: `/../../..` then
+/// allows what lies below the daemon's own ancestor three levels up, as `/kubepods.slice`.
+fn is_within(path: &str, allowed: &str) -> bool {
+    fn split(mut path: &str) -> (usize, &str) {
+        let mut up = 0;
+        while let Some(rest) = path.strip_prefix("/..").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+            (up, path) = (up + 1, rest);
+        }
+        (up, path)
+    }
+    let ((up, path), (allowed_up, allowed)) = (split(path), split(allowed));
+    match up.cmp(&allowed_up) {
+        std::cmp::Ordering::Less => allowed.is_empty(),
+        std::cmp::Ordering::Equal => {
+            path.strip_prefix(allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        std::cmp::Ordering::Greater => false,
+    }
+}
+
+/// Routers connect to the endpoint, and the daemon to the health address: what a process declares
+/// must be its own. Loopback means a different host in every network namespace, so it counts only
+/// in the daemon's.
+fn is_reachable(url: &str, local: &HashSet<IpAddr>, same_network: bool) -> Result<(), String> {
+    let uri: Uri = url.parse().map_err(|_| format!("{url} is not a URL"))?;
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let address: IpAddr =
+        host.parse().map_err(|_| format!("{url} names a host; write the pod's or the node's IP address"))?;
+    if address.is_loopback() && !same_network {
+        return Err(format!("{url} is a loopback address of another network namespace; write the pod's IP address"));
+    }
+    if !local.contains(&address) {
+        return Err(format!("{url} is no address of the process's network namespace"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::net::TcpListener;
+    use std::os::fd::{AsRawFd as _, OwnedFd};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn everybody() -> DeclareConfig {
+        DeclareConfig {
+            enabled: true,
+            uids: vec![nix::unistd::geteuid().as_raw()],
+            cgroups: Vec::new(),
+            on_lost: config::OnLost::None,
+            reap_grace: std::time::Duration::ZERO,
+        }
+    }
+
+    fn word(test: &str) -> String {
+        format!("{test}-{}-{}", std::process::id(), super::super::monotonic_now().0)
+    }
+
+    /// A shell that has executed, with these variables, and with `socket` for its standard input.
+    fn shell(variables: &[(&str, &str)], socket: Option<OwnedFd>, script: &str) -> (Child, ProcessId) {
+        let mut shell = Command::new("sh")
+            .args(["-c", script])
+            .envs(variables.iter().copied())
+            .stdin(socket.map_or_else(Stdio::piped, Stdio::from))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let id = super::super::identify(shell.id()).unwrap();
+        (shell, id)
+    }
+
+    fn claims(scanner: &mut Scanner, name: &str, ours: &[ProcessId]) -> Vec<Claim> {
+        let claims = scanner.look(&ours.iter().copied().collect()).unwrap();
+        claims.into_iter().filter(|claim| claim.name == name).collect()
+    }
+
+    fn end(mut shell: Child) {
+        for child in super::super::identify(shell.id()).map(tree::descendants).unwrap_or_default() {
+            let pid = nix::unistd::Pid::from_raw(child.id.tgid.cast_signed());
+            nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
+        }
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+    }
+
+    fn refusal(claims: &[Claim]) -> Option<Refusal> {
+        claims.first().and_then(|claim| claim.verdict.as_ref().err()).map(|(refusal, _)| *refusal)
+    }
+
+    const WAIT: &str = "echo up; exec sleep 1000";
+
+    #[test]
+    fn the_holder_of_the_endpoints_listener_claims_and_its_children_do_not() {
+        let name = word("holder");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let variables = [("LASTGASP_WORKER", name.as_str()), ("LASTGASP_ENDPOINT", endpoint.as_str())];
+        // The child of the shell has its environment and its socket.
+        let (holder, id) = shell(&variables, Some(listener.into()), "sh -c 'echo up; exec sleep 1000'; true");
+        let (probe, _) = shell(&variables, None, WAIT);
+        let mut scanner = Scanner::new(everybody());
+        let claim = claims(&mut scanner, &name, &[]).remove(0);
+        assert_eq!(claim.info.id, id);
+        assert_eq!(claim.verdict.unwrap().endpoint, endpoint);
+        assert_eq!(claims(&mut scanner, &name, &[]).len(), 1, "every turn again, until it is known");
+        assert!(claims(&mut scanner, &name, &[id]).is_empty(), "its child holds the socket, but is its child");
+        end(probe);
+        end(holder);
+        assert!(claims(&mut scanner, &name, &[]).is_empty());
+    }
+
+    #[test]
+    fn what_holds_no_listener_is_silent_and_what_is_malformed_is_refused_once() {
+        let (quiet, broken) = (word("quiet"), word("broken"));
+        let quiet_ones = [("LASTGASP_WORKER", quiet.as_str()), ("LASTGASP_ENDPOINT", "http://127.0.0.1:1")];
+        let broken_ones = [("LASTGASP_WORKER", broken.as_str()), ("LASTGASP_ENDPOINT", "https://x")];
+        let shells = [shell(&quiet_ones, None, WAIT), shell(&broken_ones, None, WAIT), shell(&broken_ones, None, WAIT)];
+        let mut scanner = Scanner::new(everybody());
+        assert!(claims(&mut scanner, &quiet, &[]).is_empty());
+        let refused = claims(&mut scanner, &broken, &[]);
+        assert_eq!((refused.len(), refusal(&refused)), (1, Some(Refusal::Malformed)));
+        assert!(refused[0].verdict.as_ref().unwrap_err().1.contains("LASTGASP_ENDPOINT"));
+        shells.into_iter().for_each(|(shell, _)| end(shell));
+    }
+
+    #[test]
+    fn who_is_not_allowed_is_refused() {
+        let name = word("stranger");
+        let variables = [("LASTGASP_WORKER", name.as_str()), ("LASTGASP_ENDPOINT", "http://127.0.0.1:1")];
+        let (stranger, id) = shell(&variables, None, WAIT);
+        let path = cgroup::container(id.tgid).unwrap().cgroup_path;
+        let refused = |uids: Vec<u32>, cgroups: Vec<String>| {
+            let mut scanner = Scanner::new(DeclareConfig { uids, cgroups, ..everybody() });
+            refusal(&claims(&mut scanner, &name, &[]))
+        };
+        assert_eq!(refused(vec![u32::MAX - 7], vec![]), Some(Refusal::NotAllowed));
+        assert_eq!(refused(vec![], vec!["/no.slice".to_owned()]), Some(Refusal::NotAllowed));
+        let mine = path.trim_end_matches('/').to_owned();
+        assert_eq!(refused(vec![], vec![mine.clone()]), None);
+        if !mine.is_empty() {
+            let beginning = mine[..mine.len() - 1].to_owned();
+            assert_eq!(refused(vec![], vec![beginning]), Some(Refusal::NotAllowed), "a part of a name is no parent");
+        }
+        end(stranger);
+    }
+
+    #[test]
+    fn a_process_that_gets_the_variable_by_exec_is_found_later() {
+        let name = word("exec");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let script = format!(
+            "echo up; read line <&{}; export LASTGASP_WORKER={name} LASTGASP_ENDPOINT={endpoint}; exec sleep 1000",
+            reader.as_raw_fd()
+        );
+        nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+        let (holder, id) = shell(&[], Some(listener.into()), &script);
+        let mut scanner = Scanner::new(everybody());
+        // Old enough to be looked at now and then only.
+        for _ in 0..=YOUNG {
+            assert!(claims(&mut scanner, &name, &[]).is_empty());
+        }
+        nix::unistd::write(&writer, b"go\n").unwrap();
+        while super::super::comm(id.tgid).unwrap() != "sleep" {
+            std::thread::yield_now();
+        }
+        let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
+        assert!(found, "within a round");
+        end(holder);
+    }
+
+    #[test]
+    fn a_cgroup_lies_below_its_ancestors_and_nobody_elses() {
+        for (path, allowed) in [
+            ("/kubepods.slice", "/kubepods.slice"),
+            ("/kubepods.slice/a.scope", "/kubepods.slice"),
+            ("/system.slice/vllm.service", ""),
+            ("/../../a-pod.slice/b.scope", "/../.."),
+            ("/../a.scope", "/../.."),
+            ("/../../a-pod.slice/b.scope", "/../../a-pod.slice"),
+            ("/../..a", "/.."),
+        ] {
+            assert!(is_within(path, allowed), "{path} below {allowed}");
+        }
+        for (path, allowed) in [
+            ("/kubepods.slice-evil/a", "/kubepods.slice"),
+            ("/user.slice/kubepods.slice/a", "/kubepods.slice"),
+            ("/../../../user.slice/a", "/../.."),
+            ("/../../a", ""),
+        ] {
+            assert!(!is_within(path, allowed), "{path} not below {allowed}");
+        }
+    }
+
+    #[test]
+    fn an_address_must_be_the_processs_own() {
+        let local = HashSet::from(["10.0.0.7", "127.0.0.1", "fd00::7"].map(|address| address.parse().unwrap()));
+        assert_eq!(is_reachable("http://10.0.0.7:8000", &local, false), Ok(()));
+        assert_eq!(is_reachable("http://[fd00::7]:8000/health", &local, false), Ok(()));
+        assert_eq!(is_reachable("http://127.0.0.1:8000", &local, true), Ok(()));
+        for (url, wrong) in [
+            ("http://127.0.0.1:8000", "loopback"),
+            ("http://10.0.0.8:8000", "no address"),
+            ("http://vllm:8000", "names a host"),
+        ] {
+            let error = is_reachable(url, &local, false).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+
+    /// What a turn costs: `cargo test -p lastgasp --lib -- --ignored --nocapture cost_of_a_turn`.
+    #[test]
+    #[ignore = "measures; says nothing about right or wrong"]
+    fn cost_of_a_turn() {
+        let children: Vec<Child> = (0..1000).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
+        let mut scanner = Scanner::new(everybody());
+        let begin = std::time::Instant::now();
+        scanner.look(&HashSet::new()).unwrap();
+        eprintln!("first turn, {} processes: {:?}", scanner.known.len(), begin.elapsed());
+        for _ in 0..YOUNG {
+            scanner.look(&HashSet::new()).unwrap();
+        }
+        let begin = std::time::Instant::now();
+        for _ in 0..ROUND {
+            scanner.look(&HashSet::new()).unwrap();
+        }
+        eprintln!("later turns, each: {:?}", begin.elapsed() / ROUND);
+        children.into_iter().for_each(end);
+    }
+}

@@ -1,0 +1,162 @@
+//! What is done about the processes of a worker that was lost, after the record is withdrawn and
+//! the routers are told: never in `mode = "observe"`, and not to a worker that has come back.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lastgasp_protocol::Incarnation;
+
+use crate::config::{Mode, OnLost};
+use crate::core::{Nanos, ProcessId, State, WorkerId};
+use crate::effects::actions::{self, Act, Done, Outcome};
+use crate::effects::deaths::MomentKind;
+use crate::sensors::proc;
+
+use super::{Message, Supervisor};
+
+/// What is going to be done about one life.
+pub(super) struct Pending {
+    worker: WorkerId,
+    root: ProcessId,
+    incarnation: String,
+    act: Act,
+    grace: Duration,
+    due: Nanos,
+    /// It is being done, on another thread.
+    running: bool,
+    /// The tree, once the worker has begun another life and its present tree is another.
+    tree: Option<Vec<(ProcessId, String)>>,
+}
+
+impl Supervisor {
+    /// The state of a worker's present life has changed.
+    pub(super) fn plan_actions(&mut self, worker: WorkerId, to: State, now: Nanos) {
+        let Some(root) = self.processes.root(worker) else { return };
+        let this = |pending: &Pending| pending.worker == worker && pending.root == root;
+        if to != State::Lost {
+            self.actions.retain(|pending| !this(pending) || pending.running);
+            return;
+        }
+        let slot = &self.workers[worker];
+        let (act, due) = match &slot.config.on_lost {
+            OnLost::None => return,
+            OnLost::Reap => (Act::Reap, now.plus(slot.config.reap_grace)),
+            OnLost::TerminateRoot => (Act::Terminate, now.plus(slot.config.reap_grace)),
+            OnLost::Command(_) => (Act::Command, now),
+        };
+        if self.config.mode == Mode::Observe {
+            let detail = "mode = \"observe\"".to_owned();
+            self.acted(worker, &Done { act, outcome: Outcome::Observed, detail });
+        } else if !self.actions.iter().any(this) {
+            let grace = slot.config.reap_grace;
+            let incarnation = slot.incarnation.clone();
+            self.actions.push(Pending { worker, root, incarnation, act, grace, due, running: false, tree: None });
+        }
+    }
+
+    /// The worker begins another life: what is planned about the former one goes on.
+    pub(super) fn keep_former_tree(&mut self, worker: WorkerId) {
+        let tree = self.tree_without_root(worker);
+        for pending in self.actions.iter_mut().filter(|pending| pending.worker == worker) {
+            pending.tree.get_or_insert_with(|| tree.clone());
+        }
+    }
+
+    fn tree_without_root(&self, worker: WorkerId) -> Vec<(ProcessId, String)> {
+        let tree = self.processes.tree(worker).into_iter();
+        tree.filter(|tracked| tracked.id != tracked.root && !tracked.exit_seen)
+            .map(|tracked| (tracked.id, tracked.title.as_ref().to_owned()))
+            .collect()
+    }
+
+    pub(super) fn next_action(&self) -> Option<Nanos> {
+        self.actions.iter().filter(|pending| !pending.running).map(|pending| pending.due).min()
+    }
+
+    /// Whether a life's processes are still being seen to.
+    pub(super) fn is_acting(actions: &[Pending], worker: WorkerId, incarnation: &Incarnation) -> bool {
+        actions.iter().any(|pending| pending.worker == worker && pending.incarnation == incarnation.as_str())
+    }
+
+    pub(super) fn is_acting_on(&self, worker: WorkerId) -> bool {
+        self.actions.iter().any(|pending| pending.worker == worker)
+    }
+
+    /// What has ended by itself is not waited for.
+    pub(super) fn hasten_actions(&mut self) {
+        let now = proc::monotonic_now();
+        for pending in self.actions.iter_mut().filter(|pending| !pending.running) {
+            let rest = match (&pending.tree, pending.act) {
+                (Some(tree), Act::Reap) => tree.iter().any(|(id, _)| proc::is_alive(*id)),
+                (None, Act::Reap) => {
+                    self.processes.tree(pending.worker).iter().any(|tracked| proc::is_alive(tracked.id))
+                }
+                _ => proc::is_alive(pending.root),
+            };
+            if !rest {
+                pending.due = pending.due.min(now);
+            }
+        }
+    }
+
+    /// Begins what is due. `/proc` is read, and signals are sent, on blocking threads.
+    pub(super) fn begin_actions(&mut self, now: Nanos) {
+        let mut actions = std::mem::take(&mut self.actions);
+        for pending in actions.iter_mut().filter(|pending| !pending.running && pending.due <= now) {
+            pending.running = true;
+            let Pending { worker, root, act, tree, .. } = pending;
+            let (worker, root, act, messages) = (*worker, *root, *act, self.messages.clone());
+            if act == Act::Command {
+                let config = Arc::clone(&self.workers[worker].config);
+                let certificate = self.deaths.so_far(worker, now).map(|certificate| certificate.to_json());
+                tokio::spawn(async move {
+                    let OnLost::Command(command) = &config.on_lost else { return };
+                    let done = actions::run(command, certificate.unwrap_or_default()).await;
+                    let _ = messages.send(Message::Acted(worker, root, vec![done]));
+                });
+                continue;
+            }
+            let processes = match act {
+                Act::Reap => tree.take().unwrap_or_else(|| self.tree_without_root(worker)),
+                _ => {
+                    vec![(root, self.processes.get(root).map_or_else(|| "root".into(), |root| root.title.to_string()))]
+                }
+            };
+            let spared: HashSet<ProcessId> = self.processes.of_other_roots(root).collect();
+            tokio::task::spawn_blocking(move || {
+                let _ = messages.send(Message::Acted(worker, root, actions::signal(act, &processes, &spared)));
+            });
+        }
+        self.actions = actions;
+    }
+
+    /// Something was done. A root that was asked to end has its grace, and is killed after it.
+    pub(super) fn action_done(&mut self, worker: WorkerId, root: ProcessId, done: &[Done]) {
+        for done in done {
+            self.acted(worker, done);
+        }
+        let asked = done.iter().any(|done| done.act == Act::Terminate && done.outcome == Outcome::Done);
+        let now = proc::monotonic_now();
+        self.actions.retain_mut(|pending| {
+            if pending.worker != worker || pending.root != root {
+                return true;
+            }
+            (pending.act, pending.due, pending.running) = (Act::Kill, now.plus(pending.grace), false);
+            asked
+        });
+    }
+
+    fn acted(&mut self, worker: WorkerId, done: &Done) {
+        let Done { act, outcome, detail } = done;
+        let name = self.name(worker).clone();
+        self.metrics.actions.with_label_values(&[act.as_str(), outcome.as_str()]).inc();
+        tracing::warn!(worker = %name, action = act.as_str(), outcome = outcome.as_str(), detail, "on_lost");
+        // That somebody had gone before is no news in a certificate.
+        if *outcome != Outcome::Gone {
+            let text = format!("{}: {detail}", outcome.as_str());
+            self.deaths.moment(worker, MomentKind::Effect, act.as_str(), text, proc::monotonic_now());
+            self.tell_notice(&name, format!("{} {}: {detail}", act.as_str(), outcome.as_str()));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Workers that declare themselves: taken in, refused, and forgotten when their life is over.
+//!
+//! A claim is accepted for a name that nobody has, or whose last holder is dead. So no process can
+//! have another's worker withdrawn by claiming its name or its address.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{DeclareConfig, Find, WorkerConfig};
+use crate::core::{Nanos, ProcessId, WorkerId};
+use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
+use crate::sensors::proc::{self};
+
+pub(super) use crate::sensors::proc::declare::Origin;
+
+use super::{Message, Supervisor, start};
+
+/// Declared workers at one time; more than any node has GPUs.
+const MAX_DECLARED: usize = 256;
+/// Refusals that are told in a minute. All are counted.
+const MAX_TOLD: usize = 30;
+/// How long a declared worker whose life is over is kept at the least, so that what is still alive
+/// of it was looked for.
+const KEPT: Duration = Duration::from_secs(3);
+
+/// What one look has found.
+pub(super) struct Looked {
+    scanner: Scanner,
+    claims: io::Result<Vec<Claim>>,
+}
+
+/// What is kept between two looks.
+pub(super) struct Declarations {
+    /// Not there while it looks, on another thread, and where declarations are off.
+    scanner: Option<Scanner>,
+    first_look_is_over: bool,
+    /// Refusals that were told, so that each is told once.
+    refused: HashMap<(Origin, String), Refusal>,
+    told: VecDeque<Nanos>,
+    hidden_told: bool,
+}
+
+impl Declarations {
+    pub(super) fn new(config: &DeclareConfig) -> Self {
+        Self {
+            scanner: config.enabled.then(|| Scanner::new(config.clone())),
+            first_look_is_over: !config.enabled,
+            refused: HashMap::new(),
+            told: VecDeque::new(),
+            hidden_told: false,
+        }
+    }
+
+    pub(super) const fn first_look_is_over(&self) -> bool {
+        self.first_look_is_over
+    }
+
+    fn may_tell(&mut self, now: Nanos) -> bool {
+        while self.told.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
+            self.told.pop_front();
+        }
+        let may = self.told.len() < MAX_TOLD;
+        if may {
+            self.told.push_back(now);
+        }
+        may
+    }
+}
+
+/// What to do about a claim.
+enum Judgement {
+    Accept(Arc<WorkerConfig>),
+    Refuse(Refused),
+    /// It is a known worker's, or the configuration looks for it.
+    Known,
+}
+
+impl Supervisor {
+    /// Looks, on a blocking thread.
+    pub(super) fn look_for_declarations(&mut self) {
+        let Some(mut scanner) = self.declarations.scanner.take() else { return };
+        let mut ours: HashSet<ProcessId> = self.processes.all().collect();
+        for (_, slot) in self.workers.iter() {
+            ours.extend(&slot.former);
+        }
+        let messages = self.messages.clone();
+        tokio::task::spawn_blocking(move || {
+            let claims = scanner.look(&ours);
+            let _ = messages.send(Message::Declared(Looked { scanner, claims }));
+        });
+    }
+
+    pub(super) fn declared(&mut self, looked: Looked) {
+        let Looked { scanner, claims } = looked;
+        let hidden = scanner.hidden();
+        self.declarations.scanner = Some(scanner);
+        if hidden > 0 && !std::mem::replace(&mut self.declarations.hidden_told, true) {
+            let text = format!("declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE");
+            tracing::warn!("{text}");
+            self.warnings.push(text);
+        }
+        match claims {
+            Err(error) => tracing::warn!(%error, "cannot look for declarations"),
+            Ok(claims) => {
+                let still: HashSet<_> = claims.iter().map(|claim| (claim.origin.clone(), claim.name.clone())).collect();
+                self.declarations.refused.retain(|key, _| still.contains(key));
+                for claim in claims {
+                    match self.judge(&claim) {
+                        Judgement::Accept(config) => self.accept(config, claim),
+                        Judgement::Refuse(refused) => self.refuse(claim, refused),
+                        Judgement::Known => {}
+                    }
+                }
+            }
+        }
+        self.declarations.first_look_is_over = true;
+        if self.rescan && !self.scanning {
+            self.start_scan();
+        }
+        self.settle_ready();
+    }
+
+    fn judge(&self, claim: &Claim) -> Judgement {
+        // It became known while it was looked at.
+        if self.processes.get(claim.info.id).is_some() {
+            return Judgement::Known;
+        }
+        let mut configured = self.workers.iter().filter(|(_, slot)| slot.declared.is_none());
+        let looked_for =
+            configured.find(|(_, slot)| matches!(&slot.config.find, Find::Env(value) if *value == claim.name));
+        if looked_for.is_some_and(|(worker, _)| self.living_root(worker).is_none()) {
+            return Judgement::Known;
+        }
+        let config = match &claim.verdict {
+            Ok(config) => config,
+            Err(refused) => return Judgement::Refuse(refused.clone()),
+        };
+        let mut configured = self.workers.iter().filter(|(_, slot)| slot.declared.is_none());
+        if looked_for.is_some() || configured.any(|(_, slot)| slot.config.name == config.name) {
+            let detail = "the configuration has a worker of this name".to_owned();
+            return Judgement::Refuse((Refusal::NameConfigured, detail));
+        }
+        let named = self.workers.named(&config.name);
+        if let Some(root) = named.and_then(|worker| self.living_root(worker)) {
+            let detail = format!("pid {} of {} has it and lives", root.tgid, self.place_of(named));
+            return Judgement::Refuse((Refusal::NameTaken, detail));
+        }
+        let network = claim.container.network_namespace;
+        let other = self.workers.iter().find(|(worker, slot)| {
+            let there = slot.container.as_ref().and_then(|container| container.network_namespace);
+            let same = slot.config.port == config.port && network.is_some() && network == there;
+            Some(*worker) != named
+                && (slot.config.endpoint == config.endpoint || (same && self.living_root(*worker).is_some()))
+        });
+        if let Some((_, slot)) = other {
+            let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
+            return Judgement::Refuse((Refusal::EndpointTaken, detail));
+        }
+        let declared = self.workers.iter().filter(|(_, slot)| slot.declared.is_some()).count();
+        if named.is_none() && declared >= MAX_DECLARED {
+            return Judgement::Refuse((Refusal::TooMany, format!("there are {declared} already")));
+        }
+        let DeclareConfig { on_lost, reap_grace, .. } = &self.config.declare;
+        let config = WorkerConfig { on_lost: on_lost.clone(), reap_grace: *reap_grace, ..config.as_ref().clone() };
+        Judgement::Accept(Arc::new(config))
+    }
+
+    fn living_root(&self, worker: WorkerId) -> Option<ProcessId> {
+        let root = self.processes.root(worker)?;
+        self.processes.get(root).filter(|tracked| !tracked.exit_seen).map(|tracked| tracked.id)
+    }
+
+    fn place_of(&self, worker: Option<WorkerId>) -> String {
+        let origin = worker.and_then(|worker| self.workers[worker].declared.as_ref());
+        origin.map(|origin| origin.place.clone()).unwrap_or_default()
+    }
+
+    fn accept(&mut self, config: Arc<WorkerConfig>, claim: Claim) {
+        let Claim { origin, info, container, .. } = claim;
+        let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
+        tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
+        self.tell_notice(&config.name, text);
+        self.metrics.declarations.with_label_values(&["accepted"]).inc();
+        let worker = match self.workers.named(&config.name) {
+            None => self.add_worker(config, Some(origin)),
+            Some(worker) => {
+                self.core.add_worker(worker, start::policy(&config));
+                let slot = &mut self.workers[worker];
+                (slot.config, slot.declared) = (config, Some(origin));
+                worker
+            }
+        };
+        self.rescan |= self.bind(worker, &info, Some(container));
+    }
+
+    fn refuse(&mut self, claim: Claim, refused: Refused) {
+        let Claim { name, origin, info, .. } = claim;
+        let (refusal, detail) = refused;
+        let known = self.declarations.refused.insert((origin.clone(), name.clone()), refusal);
+        if known == Some(refusal) {
+            return;
+        }
+        self.metrics.declarations.with_label_values(&[refusal.as_str()]).inc();
+        if !self.declarations.may_tell(proc::monotonic_now()) {
+            return;
+        }
+        let text = format!(
+            "declaration refused ({}): {} (pid {}) of {}: {detail}",
+            refusal.as_str(),
+            info.comm,
+            info.id.tgid,
+            origin.place
+        );
+        tracing::warn!(worker = name, "{text}");
+        self.tell_notice_about(&name, text);
+    }
+
+    /// Forgets declared workers whose life is over, once nothing of them is alive and everybody was
+    /// told. A worker of the configuration stays.
+    pub(super) fn forget_workers(&mut self) {
+        let now = proc::monotonic_now();
+        let forgettable = |(worker, slot): &(WorkerId, &super::WorkerSlot)| {
+            slot.declared.is_some()
+                && self.is_over(*worker)
+                && slot.over_since.is_some_and(|over| now.since(over) >= KEPT)
+                && self.living_root(*worker).is_none()
+                && slot.orphans.is_empty()
+                && !slot.listed
+                && !slot.withdrawing
+                && !self.is_acting_on(*worker)
+                && !self.deaths.is_open(*worker)
+        };
+        let over: Vec<WorkerId> = self.workers.iter().filter(forgettable).map(|(worker, _)| worker).collect();
+        for worker in over {
+            self.unwatch_port(worker);
+            self.processes.forget(worker);
+            self.core.forget_worker(worker);
+            self.deaths.forget(worker);
+            self.timers.retain(|(of, _), _| *of != worker);
+            if let Some(slot) = self.workers.forget(worker) {
+                let name = &slot.config.name;
+                tracing::info!(worker = %name, "forgotten: its life is over, and nothing of it is alive");
+                self.metrics.forget_worker(name.as_str());
+                self.tell_state(name, "forgotten: nothing of it is alive".to_owned());
+            }
+        }
+    }
+
+    /// The kernel does not report its listener any more.
+    pub(super) fn unwatch_port(&mut self, worker: WorkerId) {
+        let watched = self.workers[worker].port.take();
+        if let (Some((netns, port)), Some(probes)) = (watched, self.probes.as_mut())
+            && let Err(error) = probes.unwatch_port(netns, port)
+        {
+            tracing::debug!(%error, port, "cannot unwatch a port");
+        }
+    }
+}

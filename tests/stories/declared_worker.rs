@@ -1,0 +1,145 @@
+//! Engines that declare themselves workers by their environment, and others that try to pass for
+//! them. Each story has a user of its own, so that the daemons of other stories take no notice.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lastgasp_protocol::WorkerState;
+use lastgasp_tests::daemon::{Daemon, DaemonConfig};
+use lastgasp_tests::discovery::Discovery;
+use lastgasp_tests::engine::{Declaration, Engine};
+use lastgasp_tests::model::Endpoint;
+use lastgasp_tests::nats::Nats;
+use lastgasp_tests::process::Process;
+use lastgasp_tests::router::Router;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+/// A daemon without a single worker in its configuration.
+struct Node {
+    daemon: Daemon,
+    discovery: Discovery,
+    nats: Nats,
+    uid: u32,
+    folder: TempDir,
+}
+
+impl Node {
+    async fn new(ebpf: &'static str) -> Self {
+        static STORIES: AtomicU32 = AtomicU32::new(0);
+        // Above every user that a system gives, and another one in every run.
+        let uid = 100_000 + std::process::id() % 100_000 * 16 + STORIES.fetch_add(1, Ordering::Relaxed);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let nats = Nats::start(folder.path()).await.unwrap();
+        let discovery = Discovery::watch(&nats).await.unwrap();
+        let config = DaemonConfig::new("node-a", &nats.url(), ebpf, folder.path()).declared_by(uid);
+        let daemon = Daemon::start(&config, folder.path()).await.unwrap();
+        Self { daemon, discovery, nats, uid, folder }
+    }
+
+    async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
+        Engine::declare(name, declaration, arguments, self.folder.path()).await.unwrap()
+    }
+
+    /// Waits until a declaration of this name was refused for this reason.
+    async fn refused(&self, worker: &str, reason: &str) {
+        let said = format!("declaration refused ({reason})");
+        let is = |event: &Value| event["worker"] == worker && event["summary"].as_str().unwrap().starts_with(&said);
+        let what = format!("the refusal of {worker}: {reason}");
+        self.daemon.event(&what, |event| event["event"] == "notice" && is(event)).await.unwrap();
+    }
+}
+
+async fn life_of_a_declared_worker(ebpf: &'static str) {
+    let node = Node::new(ebpf).await;
+    assert_eq!(node.daemon.status().await.unwrap()["workers"], json!([]));
+    let declaration = Declaration::new(node.uid, "alpha").unwrap();
+    let engine = node.engine("alpha", &declaration, &["--orphan-lifetime", "3600"]).await;
+
+    let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    assert_eq!((record.endpoint.as_str(), record.models), (declaration.endpoint.as_str(), vec!["tiny".to_owned()]));
+    let router = Router::start("router-1", &node.nats.url(), 3, node.folder.path()).await.unwrap();
+    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 5, "ignore_eos": true});
+    let answer = router.stream(Endpoint::Completions, &body).await.unwrap().finish().await.unwrap();
+    assert_eq!((answer.worker.as_deref(), answer.dones), (Some("node-a/alpha"), 1));
+    let serves = |status: &Value| status["workers"][0]["state"] == "serving";
+    let status = node.daemon.status_when("it serves", serves).await.unwrap();
+    let worker = &status["workers"][0];
+    assert_eq!(worker["source"], "declaration");
+    assert_eq!(worker["root"]["tgid"], engine.ready.root_pid);
+    assert!(worker["container"]["cgroup_path"].as_str().unwrap().starts_with('/'), "{worker:#}");
+
+    engine.signal_root(Signal::SIGKILL);
+    node.discovery.removed("alpha").await.unwrap();
+    let certificate = node.discovery.certificate("alpha", |_| true).await.unwrap();
+    assert_eq!(certificate.incarnation, record.incarnation);
+    assert!(certificate.container.is_some());
+    // Its engine core was reaped: when nothing of it is alive, it is forgotten.
+    node.daemon.status_when("nobody", |status| status["workers"] == json!([])).await.unwrap();
+    assert!(!engine.core.is_alive());
+    assert_eq!(node.discovery.removals("alpha"), 1);
+
+    let again = node.engine("again", &declaration, &[]).await;
+    let second = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    assert_ne!(second.incarnation, record.incarnation);
+    drop(again);
+    node.discovery.removed("alpha").await.unwrap();
+}
+
+#[tokio::test]
+async fn it_appears_serves_is_killed_and_is_withdrawn() {
+    life_of_a_declared_worker("required").await;
+}
+
+#[tokio::test]
+async fn the_same_without_the_kernels_help() {
+    life_of_a_declared_worker("off").await;
+}
+
+#[tokio::test]
+async fn nobody_gets_anothers_worker_withdrawn() {
+    let node = Node::new("required").await;
+    let honest = Declaration::new(node.uid, "alpha").unwrap();
+    let _alpha = node.engine("alpha", &honest, &[]).await;
+    let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+
+    // Its name, at another address.
+    let impostor = Declaration { worker: "alpha".to_owned(), ..Declaration::new(node.uid, "impostor").unwrap() };
+    let impostor = node.engine("impostor", &impostor, &[]).await;
+    node.refused("alpha", "name_taken").await;
+    // Its address, under another name, with a listener on the same port.
+    let squatter = Declaration { port: honest.port, ..Declaration::new(node.uid, "squatter").unwrap() };
+    let squatter = Declaration { endpoint: honest.endpoint.clone(), ..squatter };
+    let squatter = node.engine("squatter", &squatter, &["--host", "127.0.0.2"]).await;
+    node.refused("squatter", "endpoint_taken").await;
+    // A user who may declare nothing.
+    let stranger = Declaration::new(node.uid + 8, "stranger").unwrap();
+    let stranger = node.engine("stranger", &stranger, &[]).await;
+    node.refused("stranger", "not_allowed").await;
+    // The init of a container, at an address that is not the container's.
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--pid", "--fork", "--kill-child", "setpriv", "--reuid"]).arg(node.uid.to_string());
+    command.args(["--clear-groups", "sleep", "1000"]).env("LASTGASP_WORKER", "elsewhere");
+    command.env("LASTGASP_ENDPOINT", "http://127.0.0.1:8000");
+    let elsewhere = Process::spawn("elsewhere", command, node.folder.path()).unwrap();
+    node.refused("elsewhere", "endpoint_elsewhere").await;
+
+    drop((impostor, squatter, stranger, elsewhere));
+    // What was heard of their deaths was heard before this one was found.
+    let omega = Declaration::new(node.uid, "omega").unwrap();
+    let _omega = node.engine("omega", &omega, &[]).await;
+    node.discovery.listed("omega", WorkerState::Serving).await.unwrap();
+    let history = node.discovery.history("alpha");
+    assert_eq!(history.len(), 1, "{history:#?}");
+    assert_eq!(history[0].record.as_ref().map(|record| &record.incarnation), Some(&record.incarnation));
+    for name in ["impostor", "squatter", "stranger", "elsewhere"] {
+        assert!(node.discovery.history(name).is_empty(), "{name}");
+    }
+    let metrics = node.daemon.metrics().await.unwrap();
+    for reason in ["name_taken", "endpoint_taken", "not_allowed", "endpoint_elsewhere"] {
+        assert!(metrics.contains(&format!(r#"lastgasp_declarations_total{{outcome="{reason}"}}"#)), "{metrics}");
+    }
+}
