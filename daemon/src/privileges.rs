@@ -79,6 +79,12 @@ pub fn holds(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
+/// Whether other users' processes may be looked into: their environment, listeners and namespaces.
+#[must_use]
+pub fn may_look_into_others() -> bool {
+    holds(Capability::CAP_SYS_PTRACE) && holds(Capability::CAP_DAC_READ_SEARCH)
+}
+
 /// Whether this process is in a user namespace of its own, where capabilities count for what belongs
 /// to that namespace only: bpf(2), say, asks for them in the initial one (`bpf_capable`).
 #[must_use]

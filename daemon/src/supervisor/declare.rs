@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::config::{DeclareConfig, Find, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
+use crate::privileges;
 use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
 use crate::sensors::proc::{self};
 
@@ -96,8 +97,13 @@ impl Supervisor {
         let Looked { scanner, claims } = looked;
         let hidden = scanner.hidden();
         self.declarations.scanner = Some(scanner);
-        if hidden > 0 && !std::mem::replace(&mut self.declarations.hidden_told, true) {
-            let text = format!("declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE");
+        if hidden > 0
+            && !privileges::may_look_into_others()
+            && !std::mem::replace(&mut self.declarations.hidden_told, true)
+        {
+            let text = format!(
+                "declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+            );
             tracing::warn!("{text}");
             self.warnings.push(text);
         }
