@@ -1,4 +1,4 @@
-//! The command line: `lastgasp run`, `status`, `events`, `check-config`.
+//! The command line: `lastgasp run`, `status`, `events`, `check-config`, `doctor`.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::schema::SCHEMA;
 use crate::config::{Config, ConfigError, Override, Problem};
+use crate::doctor::{self, Verdict};
 use crate::status::client::{self, ClientError};
 use crate::status::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
 use crate::status::render::{self, Style};
@@ -23,8 +24,10 @@ use crate::supervisor::{self, RunError, RunOptions};
 pub enum Exit {
     /// 0: ended as asked.
     Clean,
-    /// 1: anything that has no code of its own.
+    /// 1: anything that has no code of its own; for `doctor`, it works but could work better.
     Failed,
+    /// 2: for `doctor` alone: it would not work.
+    Broken,
     /// 64: the command line is wrong.
     Usage,
     /// 69: no daemon answers, or for `run`, a live lease of this node's name refuses us.
@@ -38,6 +41,7 @@ impl From<Exit> for ExitCode {
         Self::from(match exit {
             Exit::Clean => 0,
             Exit::Failed => 1,
+            Exit::Broken => 2,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Config => 78,
@@ -51,6 +55,7 @@ Examples:
   lastgasp status                                 what the daemon of this node knows
   lastgasp events --follow --json | jq .          certificates and state changes as they happen
   lastgasp check-config --config lastgasp.toml    is the configuration right?
+  lastgasp doctor --config /etc/lastgasp.toml     would it work here, and what is missing?
 
 Exit codes: 0 as asked, 1 failed, 64 wrong command line, 69 no daemon answers (for run: a live
 daemon has this node's name), 78 wrong configuration.";
@@ -86,6 +91,17 @@ Examples:
 
 Exit codes: 0 right, 78 wrong.";
 
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  lastgasp doctor --config /etc/lastgasp.toml
+  sudo -u lastgasp lastgasp doctor --config /etc/lastgasp.toml     as the user that will run it
+  lastgasp doctor --json | jq -r '.findings[] | select(.verdict != \"fine\") | .name'
+
+Kernel programs are loaded, attached and let go again; NATS is only read; nothing is changed.
+
+Exit codes: 0 all fine, 1 it works but something is missing, 2 it does not work, 64 wrong command
+line.";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "lastgasp",
@@ -112,6 +128,9 @@ enum Command {
     /// Say whether a configuration is right, without running anything
     #[command(after_help = CHECK_EXAMPLES)]
     CheckConfig(CheckArgs),
+    /// Say whether lastgasp works on this node, and what is missing
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
 }
 
 #[derive(Debug, Args)]
@@ -208,6 +227,15 @@ struct CheckArgs {
     settings: bool,
 }
 
+#[derive(Debug, Args)]
+struct DoctorArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
@@ -252,6 +280,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Status(args) => asking(status(args)),
         Command::Events(args) => asking(events(args)),
         Command::CheckConfig(args) => check_config(&args),
+        Command::Doctor(args) => match examine(&args) {
+            Ok(Verdict::Fine | Verdict::Note) => Ok(()),
+            Ok(Verdict::Degraded) => return Exit::Failed,
+            Ok(Verdict::Broken) => return Exit::Broken,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => Exit::Clean,
@@ -400,6 +434,16 @@ fn settings_text() -> String {
         .collect()
 }
 
+// === doctor ===
+
+fn examine(args: &DoctorArgs) -> Result<Verdict, CliError> {
+    let DoctorArgs { config, json } = args;
+    let report = doctor::examine(config.load())?;
+    let text = if *json { format!("{}\n", report.json()) } else { doctor::text(&report, style(&io::stdout())) };
+    say(&text)?;
+    Ok(report.verdict)
+}
+
 // === output ===
 
 /// `println!` would panic when the reader has gone.
@@ -449,7 +493,7 @@ mod tests {
         let Command::Run(args) = cli.command else { panic!("{cli:?}") };
         let (config, _) = args.config.load().unwrap();
         assert_eq!(config.node.as_str(), "gpu-z");
-        assert_eq!((config.ebpf, config.mode), (crate::config::EbpfMode::Off, crate::config::Mode::Observe));
+        assert_eq!((config.ebpf.enabled, config.mode), (crate::config::EbpfMode::Off, crate::config::Mode::Observe));
     }
 
     #[test]

@@ -12,9 +12,12 @@
 pub mod cli;
 pub mod config;
 pub mod core;
+pub mod doctor;
 pub mod effects;
 pub mod engines;
+pub mod losses;
 pub mod metrics;
+pub mod privileges;
 pub mod processes;
 pub mod sensors;
 pub mod status;

@@ -1,13 +1,20 @@
 //! Prometheus metrics. Labels are the closed names that logs, JSON and certificates use too.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use crate::core::HeldBack;
+use crate::losses::Loss;
 use crate::status::LossStatus;
 
 /// Every state of a worker, as in `lastgasp_worker_state`.
 pub const WORKER_STATES: [&str; 6] = ["starting", "serving", "unready", "draining", "left", "lost"];
+
+/// What may see processes die, as in `lastgasp_sensor`.
+pub const SENSORS: [&str; 2] = ["ebpf", "pidfd"];
 
 /// From what the kernel needs at best to what a lost NATS costs, in seconds.
 const LATENCY: [f64; 16] =
@@ -16,7 +23,7 @@ const LATENCY: [f64; 16] =
 /// All metrics of the daemon. Cloning is cheap and counts into the same.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    registry: Registry,
+    registry: Catalogue,
     /// Pieces of evidence, by `kind`.
     pub evidence: IntCounterVec,
     /// Information lost on its way, by `hop` and `kind`.
@@ -48,6 +55,8 @@ pub struct Metrics {
     pub deaths_seen_only_by_pidfd: IntCounter,
     /// 1 for a kernel program that is attached, by `probe`.
     pub ebpf_probe_on: IntGaugeVec,
+    /// 1 for what sees processes die, 0 for the other, by `sensor`.
+    pub sensor: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
 }
@@ -56,7 +65,7 @@ impl Metrics {
     /// All at zero.
     #[must_use]
     pub fn new() -> Self {
-        let registry = Registry::new();
+        let registry = Catalogue::default();
         let metrics = Self {
             evidence: counters(&registry, "evidence_total", "Pieces of evidence.", &["kind"]),
             losses: counters(&registry, "losses_total", "Information lost on its way.", &["hop", "kind"]),
@@ -103,6 +112,7 @@ impl Metrics {
                 )),
             ),
             ebpf_probe_on: gauges(&registry, "ebpf_probe_on", "1 for a kernel program that is attached.", &["probe"]),
+            sensor: gauges(&registry, "sensor", "1 for what sees processes die.", &["sensor"]),
             nats_connected: registered(
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
@@ -111,13 +121,22 @@ impl Metrics {
         };
         let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        // What alerts watch for its first increase has to be there before it.
+        for loss in Loss::all() {
+            metrics.lose(loss, 0);
+        }
+        for reason in HeldBack::ALL {
+            metrics.notices.with_label_values(&[reason.as_str()]).reset();
+        }
         metrics
     }
 
     /// Everything in the text format of Prometheus, version 0.0.4.
     #[must_use]
     pub fn text(&self) -> String {
-        TextEncoder::new().encode_to_string(&self.registry.gather()).expect("every metric has a name and a value")
+        TextEncoder::new()
+            .encode_to_string(&self.registry.registry.gather())
+            .expect("every metric has a name and a value")
     }
 
     /// Puts a worker into one of [`WORKER_STATES`] and out of the others.
@@ -136,9 +155,22 @@ impl Metrics {
         let _ = self.lost_alive_seconds.remove_label_values(&[worker]);
     }
 
-    /// Counts information that was lost at `hop`.
-    pub fn lose(&self, hop: &str, kind: &str, count: u64) {
-        self.losses.with_label_values(&[hop, kind]).inc_by(count);
+    /// Says which of [`SENSORS`] sees processes die.
+    pub fn set_sensor(&self, sensor: &str) {
+        for name in SENSORS {
+            self.sensor.with_label_values(&[name]).set(i64::from(name == sensor));
+        }
+    }
+
+    /// Counts information that was lost.
+    pub fn lose(&self, loss: Loss, count: u64) {
+        self.losses.with_label_values(&[loss.hop(), loss.kind()]).inc_by(count);
+    }
+
+    /// Every metric's name, also of those that have no value yet.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.registry.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All that was lost so far, for the status.
@@ -173,35 +205,46 @@ impl Default for Metrics {
     }
 }
 
+/// The registry, and the names in it: it does not tell those of metrics without a value.
+#[derive(Debug, Clone, Default)]
+struct Catalogue {
+    registry: Registry,
+    names: Arc<Mutex<Vec<String>>>,
+}
+
 fn options(name: &str, help: &str) -> Opts {
     Opts::new(name, help).namespace("lastgasp")
 }
 
 /// Names are fixed and each is registered once, so this fails for the first test or never.
 fn registered<T: prometheus::core::Collector + Clone + 'static>(
-    registry: &Registry,
+    registry: &Catalogue,
     metric: prometheus::Result<T>,
 ) -> T {
     let metric = metric.expect("names of metrics are valid");
-    registry.register(Box::new(metric.clone())).expect("names of metrics differ");
+    registry.registry.register(Box::new(metric.clone())).expect("names of metrics differ");
+    let names = metric.desc().into_iter().map(|desc| desc.fq_name.clone());
+    registry.names.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
     metric
 }
 
-fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+fn counters(registry: &Catalogue, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
     registered(registry, IntCounterVec::new(options(name, help), labels))
 }
 
-fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+fn gauges(registry: &Catalogue, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     registered(registry, IntGaugeVec::new(options(name, help), labels))
 }
 
-fn latency(registry: &Registry, name: &str, help: &str) -> Histogram {
+fn latency(registry: &Catalogue, name: &str, help: &str) -> Histogram {
     let options = HistogramOpts::from(options(name, help)).buckets(LATENCY.to_vec());
     registered(registry, Histogram::with_opts(options))
 }
 
 #[cfg(test)]
 mod tests {
+    use lastgasp_ebpf::EventKind;
+
     use super::*;
 
     #[test]
@@ -217,10 +260,10 @@ mod tests {
     #[test]
     fn what_was_lost_can_be_read_back() {
         let metrics = Metrics::new();
-        metrics.lose("ring", "process_exit", 2);
-        metrics.lose("ring", "process_exit", 1);
-        metrics.lose("decode", "signal_delivered", 0);
-        let lost = LossStatus { hop: "ring".into(), kind: "process_exit".into(), count: 3 };
+        metrics.lose(Loss::Ring(EventKind::Exit), 2);
+        metrics.lose(Loss::Ring(EventKind::Exit), 1);
+        metrics.lose(Loss::Answer, 0);
+        let lost = LossStatus { hop: "ring".into(), kind: "exit".into(), count: 3 };
         assert_eq!(metrics.losses(), [lost]);
     }
 
@@ -230,5 +273,24 @@ mod tests {
         for name in ["nats_connected 0", "deaths_seen_only_by_pidfd_total 0", "evidence_to_withdrawn_seconds_count 0"] {
             assert!(text.contains(&format!("lastgasp_{name}")), "{name}: {text}");
         }
+    }
+
+    /// Prometheus sees no increase in a counter that begins with its first one.
+    #[test]
+    fn every_loss_is_there_from_the_start_at_zero() {
+        let metrics = Metrics::new();
+        let text = metrics.text();
+        for loss in Loss::all() {
+            let series = format!("lastgasp_losses_total{{hop=\"{}\",kind=\"{}\"}} 0", loss.hop(), loss.kind());
+            assert!(text.contains(&series), "{series}: {text}");
+        }
+        assert_eq!(metrics.losses(), []);
+    }
+
+    #[test]
+    fn names_are_known_before_there_are_values() {
+        let metrics = Metrics::new();
+        assert!(!metrics.text().contains("lastgasp_deaths_total"));
+        assert!(metrics.names().contains(&"lastgasp_deaths_total".to_owned()));
     }
 }

@@ -10,7 +10,8 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{LastRawMessageErrorKind, StorageType};
 use async_nats::jetstream::{self, kv};
@@ -135,10 +136,29 @@ impl Bucket {
                 .await
                 .map_err(|error| unavailable(error.into()))?,
         };
+        Self::checked(context, name, store)
+    }
+
+    fn checked(context: &jetstream::Context, name: &'static str, store: kv::Store) -> Result<Self, OpenError> {
         if !store.stream.cached_info().config.allow_message_ttl {
             return Err(OpenError::NoMessageTtl { bucket: name });
         }
         Ok(Self { context: context.clone(), store })
+    }
+
+    /// Opens a bucket that is there, and makes nothing: `None` if there is none.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub async fn existing(context: &jetstream::Context, name: &'static str) -> Result<Option<Self>, OpenError> {
+        let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };
+        match context.get_stream(format!("KV_{name}")).await {
+            Ok(_) => {}
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) => return Err(unavailable(error.into())),
+        }
+        let store = context.get_key_value(name).await.map_err(|error| unavailable(error.into()))?;
+        Self::checked(context, name, store).map(Some)
     }
 
     /// Writes a value and returns its revision. `ttl` is rounded to whole seconds, at least one.
@@ -240,6 +260,12 @@ impl Bucket {
             futures_util::stream::iter(changes.into_iter().flatten())
         })))
     }
+}
+
+/// Whether a stream could not be had because there is none.
+#[must_use]
+pub fn is_missing(error: &GetStreamError) -> bool {
+    matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
 
 fn convert(entry: kv::Entry) -> Entry {

@@ -12,6 +12,7 @@ use crate::HarnessError;
 use crate::binaries;
 use crate::engine::Engine;
 use crate::process::{GIVE_UP, Process};
+use crate::user::User;
 
 /// The configuration file, as far as tests need it.
 #[derive(Clone, Debug, Serialize)]
@@ -45,6 +46,10 @@ struct NatsConfig {
 #[derive(Clone, Debug, Serialize)]
 struct EbpfConfig {
     enabled: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    btf: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ring_bytes: Option<u32>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -77,9 +82,12 @@ pub struct WorkerConfig {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Find {
+#[serde(rename_all = "snake_case")]
+enum Find {
     /// By `LASTGASP_WORKER`, so that a worker that restarts is found again.
-    env: String,
+    Env(String),
+    /// By its pid, which needs no privilege.
+    Pid(u32),
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -95,11 +103,48 @@ impl DaemonConfig {
             node: node.to_owned(),
             mode: "enforce",
             nats: NatsConfig { url: nats_url.to_owned() },
-            ebpf: EbpfConfig { enabled: ebpf },
+            ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
             declare: None,
             worker: Vec::new(),
         }
+    }
+
+    /// Takes the description of the kernel's types from this file.
+    #[must_use]
+    pub fn with_btf(mut self, btf: &Path) -> Self {
+        self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// With a ring buffer of so many bytes.
+    #[must_use]
+    pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
+        self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// As [`Self::with`], but found by its pid, as a daemon has to that may not read the
+    /// environment of other users' processes.
+    #[must_use]
+    pub fn with_pid_of(self, engine: &Engine) -> Self {
+        let mut config = self.with(engine);
+        if let Some(worker) = config.worker.last_mut() {
+            worker.find = Find::Pid(engine.process.identity.pid);
+        }
+        config
+    }
+
+    /// Writes the file and says where it is.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
+        let path = folder.join(format!("{}.toml", self.node));
+        let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
+        std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
+        Ok(path)
     }
 
     /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
@@ -114,7 +159,7 @@ impl DaemonConfig {
     pub fn with(mut self, engine: &Engine) -> Self {
         let name = engine.process.name().to_owned();
         self.worker.push(WorkerConfig {
-            find: Find { env: engine.declared.clone() },
+            find: Find::Env(engine.declared.clone()),
             name,
             engine: "vllm",
             writer: "daemon",
@@ -156,16 +201,23 @@ impl Daemon {
     ///
     /// It is not built, or ends before it is ready.
     pub async fn start(config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
-        let io = |what: &Path| {
-            let what = what.display().to_string();
-            move |source| HarnessError::Io { what, source }
-        };
-        let path = folder.join(format!("{}.toml", config.node));
-        let text = toml::to_string(config).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
-        std::fs::write(&path, text).map_err(io(&path))?;
+        Self::start_by(Command::new(binaries::find("lastgasp")?), config, folder).await
+    }
+
+    /// As [`Self::start`], as another user, who gets the folder.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`]; or the test may not become that user.
+    pub async fn start_as(user: &User, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+        user.give(folder)?;
+        Self::start_by(user.command(&binaries::find("lastgasp")?), config, folder).await
+    }
+
+    async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+        let path = config.write(folder)?;
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
-        let mut command = Command::new(binaries::find("lastgasp")?);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]);
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;

@@ -22,5 +22,6 @@ pub mod process;
 pub mod ready;
 pub mod reference;
 pub mod router;
+pub mod user;
 
 pub use error::HarnessError;

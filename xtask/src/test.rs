@@ -95,6 +95,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("shared event types", None, cargo("test").args(["-p", "lastgasp-ebpf", "--lib"]));
     test("mock engine", None, cargo("test").args(["-p", "lastgasp-tests", "--lib", "--bins", "--test", "mock"]));
     test("kernel", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "kernel"]));
+    test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
     test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
 
     let mut demo = xtask();

@@ -12,8 +12,8 @@ use lastgasp_protocol::{Name, Writer, bounds};
 use super::error::Problem;
 use super::settings::Settings;
 use super::{
-    Config, DeclareConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing, PolicyConfig,
-    StatusConfig, WorkerConfig,
+    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
+    PolicyConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
@@ -41,11 +41,15 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
         node: node?,
         mode: word(settings, "mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]),
         nats,
-        ebpf: word(
-            settings,
-            "ebpf.enabled",
-            &[("auto", EbpfMode::Auto), ("off", EbpfMode::Off), ("required", EbpfMode::Required)],
-        ),
+        ebpf: EbpfConfig {
+            enabled: word(
+                settings,
+                "ebpf.enabled",
+                &[("auto", EbpfMode::Auto), ("off", EbpfMode::Off), ("required", EbpfMode::Required)],
+            ),
+            btf: PathBuf::from(text(settings, "ebpf.btf")),
+            ring_bytes: u32::try_from(number(settings, "ebpf.ring_bytes")).expect("within the schema's bounds"),
+        },
         status,
         lease_ttl: Duration::from_secs(number(settings, "lease.ttl_s")),
         replicas: usize::try_from(number(settings, "nats.replicas")).expect("within the schema's bounds"),

@@ -13,6 +13,7 @@ mod tests;
 pub mod value;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub struct Config {
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.
-    pub ebpf: EbpfMode,
+    pub ebpf: EbpfConfig,
     /// Where the daemon answers questions.
     pub status: StatusConfig,
     /// How long the node's lease lasts without renewal.
@@ -80,6 +81,17 @@ pub enum EbpfMode {
     Off,
     /// End where it refuses.
     Required,
+}
+
+/// How the kernel is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EbpfConfig {
+    /// Whether at all.
+    pub enabled: EbpfMode,
+    /// Where the kernel's types are described.
+    pub btf: PathBuf,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
 }
 
 /// How NATS is reached. At most one login is set.
@@ -201,6 +213,18 @@ pub enum Find {
     Cmdline(String),
     /// By the value of `LASTGASP_WORKER` in its environment.
     Env(String),
+}
+
+impl fmt::Display for Find {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pid(pid) => write!(f, "pid {pid}"),
+            Self::PidFile(path) => write!(f, "pid file {}", path.display()),
+            Self::Port(port) => write!(f, "port {port}"),
+            Self::Cmdline(part) => write!(f, "command line {part:?}"),
+            Self::Env(worker) => write!(f, "LASTGASP_WORKER={worker}"),
+        }
+    }
 }
 
 /// How a worker's health is asked for. At most one of `grpc` and `http` is set.

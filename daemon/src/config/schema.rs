@@ -80,6 +80,18 @@ pub static SCHEMA: &[Setting] = &[
         "`auto` goes on with pidfd where the kernel refuses; `required` ends instead.",
     ),
     fixed(
+        "ebpf.btf",
+        Path,
+        "/sys/kernel/btf/vmlinux",
+        "Description of the kernel's types, for kernels without CONFIG_DEBUG_INFO_BTF that have one in a file.",
+    ),
+    fixed(
+        "ebpf.ring_bytes",
+        count(4096, 64 << 20),
+        "262144",
+        "Bytes of the ring buffer between kernel and daemon; made a power of two of pages.",
+    ),
+    fixed(
         "status.socket",
         Path,
         "/run/lastgasp/lastgasp.sock",

@@ -85,7 +85,7 @@ health = { http = "http://127.0.0.1:30000/ready" }
 #[test]
 fn a_worker_needs_only_a_name_and_an_endpoint() {
     let config = config("node = 'gpu-a'\n[[worker]]\nname = 'w'\nendpoint = 'http://10.0.0.7:8000/'", &[]);
-    assert_eq!((config.node.as_str(), config.mode, config.ebpf), ("gpu-a", Mode::Enforce, EbpfMode::Auto));
+    assert_eq!((config.node.as_str(), config.mode, config.ebpf.enabled), ("gpu-a", Mode::Enforce, EbpfMode::Auto));
     assert_eq!(config.nats.url, "nats://127.0.0.1:4222");
     assert_eq!(config.status.listen.to_string(), "127.0.0.1:9464");
     assert_eq!((config.lease_ttl, config.replicas), (Duration::from_secs(6), 1));
@@ -103,7 +103,7 @@ fn a_worker_needs_only_a_name_and_an_endpoint() {
 #[test]
 fn everything_can_be_said() {
     let config = config(EVERYTHING, &[]);
-    assert_eq!((config.mode, config.ebpf, config.replicas), (Mode::Observe, EbpfMode::Required, 3));
+    assert_eq!((config.mode, config.ebpf.enabled, config.replicas), (Mode::Observe, EbpfMode::Required, 3));
     assert_eq!(config.nats.password_file.as_deref(), Some(Path::new("/run/secrets/nats")));
     let [vllm, sglang] = &config.workers[..] else { panic!("{:?}", config.workers) };
     assert_eq!((&vllm.find, vllm.writer, vllm.port), (&Find::Port(8000), Writer::Worker, 8000));
@@ -370,7 +370,7 @@ fn a_flag_stands_over_everything() {
     let variables = [("LASTGASP_EBPF_ENABLED".to_owned(), "required".to_owned())];
     let flags = [("--no-ebpf", "ebpf.enabled", "off".to_owned())];
     let (config, _) = Config::read(Some((Path::new("gpu.toml"), WORKER)), variables.clone(), &flags).unwrap();
-    assert_eq!(config.ebpf, EbpfMode::Off);
+    assert_eq!(config.ebpf.enabled, EbpfMode::Off);
     let flags = [("--mode", "mode", "watch".to_owned())];
     let error = Config::read(Some((Path::new("gpu.toml"), WORKER)), variables, &flags).unwrap_err().to_string();
     assert_eq!(error, "--mode: mode: \"watch\" is unknown; allowed: enforce, observe");

@@ -82,6 +82,9 @@ pub enum HeldBack {
 }
 
 impl HeldBack {
+    /// All reasons.
+    pub const ALL: [Self; 2] = [Self::BlastRadius, Self::AboutUs];
+
     /// The closed name used in logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -13,6 +13,8 @@ use lastgasp_protocol::{
 use ulid::Ulid;
 
 use crate::core::{Kind, Nanos, ProcessId, WorkerId};
+use crate::losses::Loss;
+use crate::metrics::Metrics;
 use crate::sensors::proc;
 
 /// Moments before the verdict that a certificate begins with.
@@ -81,6 +83,8 @@ pub struct Deaths {
     node: Name,
     trails: HashMap<WorkerId, VecDeque<Entry>>,
     drafts: Vec<Draft>,
+    /// Moments that did not fit.
+    left_out: u64,
 }
 
 impl Deaths {
@@ -89,7 +93,7 @@ impl Deaths {
     pub fn new(node: Name) -> Self {
         // The first id seeds this thread's random numbers, which takes longer than a death may.
         let _ = Self::new_id();
-        Self { node, trails: HashMap::new(), drafts: Vec::new() }
+        Self { node, trails: HashMap::new(), drafts: Vec::new(), left_out: 0 }
     }
 
     /// A new certificate id.
@@ -139,6 +143,8 @@ impl Deaths {
         if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             if draft.entries.len() < MAX_MOMENTS {
                 draft.entries.push(entry);
+            } else {
+                self.left_out += 1;
             }
             return;
         }
@@ -283,6 +289,11 @@ impl Deaths {
         settled.into_iter().map(|draft| draft.finish(&node, now)).collect()
     }
 
+    /// How many moments did not fit into their certificates since this was asked last.
+    pub fn take_left_out(&mut self) -> u64 {
+        std::mem::take(&mut self.left_out)
+    }
+
     /// Whether some certificate is waiting to be settled.
     #[must_use]
     pub fn is_settling(&self) -> bool {
@@ -330,7 +341,7 @@ impl Draft {
 }
 
 /// Keeps a certificate on the server. Tries for a minute; it is in the log and in status anyway.
-pub async fn publish(context: jetstream::Context, certificate: Certificate) {
+pub async fn publish(context: jetstream::Context, certificate: Certificate, metrics: Metrics) {
     let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
     let payload = Bytes::from(certificate.to_json());
     for attempt in 0..12 {
@@ -342,6 +353,7 @@ pub async fn publish(context: jetstream::Context, certificate: Certificate) {
             Ok(()) => return,
             Err(error) if attempt == 11 => {
                 tracing::warn!(%error, certificate = certificate.certificate, "certificate not kept on the server");
+                metrics.lose(Loss::Certificate, 1);
             }
             Err(_) => tokio::time::sleep(Duration::from_secs(5)).await,
         }

@@ -65,6 +65,8 @@ pub enum Outcome {
     },
     /// The server did not answer or refused; it is tried again.
     Failed {
+        /// It refused: until somebody acts, it will again.
+        refused: bool,
         /// What it says.
         error: String,
     },
@@ -161,7 +163,8 @@ impl Task {
                 Tried::Again => {}
                 Tried::Later(at_least, error) => {
                     self.known = None;
-                    let _ = self.outcomes.send((self.worker, Outcome::Failed { error }));
+                    let refused = at_least == REFUSED_PAUSE;
+                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, error }));
                     tokio::select! {
                         () = tokio::time::sleep(pause.max(at_least)) => {}
                         changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }

@@ -30,7 +30,8 @@ pub enum NatsError {
         /// Why.
         source: std::io::Error,
     },
-    /// An address or credential that async-nats does not take.
+    /// An address or credential that async-nats does not take, or for [`connect_once`] a server that
+    /// does not answer.
     #[error("nats.url {url}: {source}")]
     Options {
         /// The address.
@@ -80,7 +81,7 @@ pub struct Buckets {
 /// Only what waiting cannot heal: an unreadable secret, an address that is none.
 pub async fn connect(config: &NatsConfig, node: &Name) -> Result<(Client, watch::Receiver<Link>), NatsError> {
     let (link, state) = watch::channel(Link::Connecting);
-    let mut options = ConnectOptions::new()
+    let options = login(config)?
         .name(format!("lastgasp {node}"))
         .retry_on_initial_connect()
         .ping_interval(PING_INTERVAL)
@@ -97,6 +98,27 @@ pub async fn connect(config: &NatsConfig, node: &Name) -> Result<(Client, watch:
             }
             async move { tracing::info!(%event, "NATS") }
         });
+    Ok((dial(config, options).await?, state))
+}
+
+/// Connects now or not at all.
+///
+/// # Errors
+/// As [`connect`]; or no server answers, or it refuses the login.
+pub async fn connect_once(config: &NatsConfig, patience: Duration) -> Result<Client, NatsError> {
+    dial(config, login(config)?.connection_timeout(patience)).await
+}
+
+async fn dial(config: &NatsConfig, options: ConnectOptions) -> Result<Client, NatsError> {
+    let servers: Vec<&str> = config.url.split(',').map(str::trim).collect();
+    let invalid =
+        |source: async_nats::ConnectError| NatsError::Options { url: config.url.clone(), source: source.into() };
+    options.connect(servers).await.map_err(invalid)
+}
+
+/// Who we are, and whom we trust.
+fn login(config: &NatsConfig) -> Result<ConnectOptions, NatsError> {
+    let mut options = ConnectOptions::new();
     let secret = |path: &std::path::Path| {
         std::fs::read_to_string(path)
             .map(|text| text.trim().to_owned())
@@ -121,10 +143,7 @@ pub async fn connect(config: &NatsConfig, node: &Name) -> Result<(Client, watch:
     if let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) {
         options = options.add_client_certificate(cert.clone(), key.clone());
     }
-    options = options.require_tls(config.tls_required);
-    let servers: Vec<&str> = config.url.split(',').map(str::trim).collect();
-    let client = options.connect(servers).await.map_err(|error| invalid(error.into()))?;
-    Ok((client, state))
+    Ok(options.require_tls(config.tls_required))
 }
 
 /// Opens the buckets, creating what is missing, and tries until that succeeds.

@@ -12,6 +12,8 @@ use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::Nanos;
+use crate::losses::Loss;
+use crate::metrics::Metrics;
 use crate::sensors::proc;
 
 /// When a signal is repeated, counted from the first.
@@ -40,6 +42,7 @@ pub struct Signals {
     inbox: Arc<str>,
     received: Arc<Received>,
     routers: watch::Receiver<HashSet<Name>>,
+    metrics: Metrics,
 }
 
 impl Signals {
@@ -51,16 +54,18 @@ impl Signals {
         client: Client,
         routers: watch::Receiver<HashSet<Name>>,
         answers: mpsc::UnboundedSender<Answered>,
+        metrics: Metrics,
     ) -> Result<Self, async_nats::SubscribeError> {
         let inbox: Arc<str> = client.new_inbox().into();
         let received = Arc::new(Received::default());
         let mut subscription = client.subscribe(format!("{inbox}.*")).await?;
-        let collected = Arc::clone(&received);
+        let (collected, counted) = (Arc::clone(&received), metrics.clone());
         tokio::spawn(async move {
             while let Some(message) = subscription.next().await {
                 let at = proc::monotonic_now();
                 let Ok(answer) = Answer::parse(&message.payload) else {
                     tracing::debug!(subject = %message.subject, "an answer that is none");
+                    counted.lose(Loss::Answer, 1);
                     continue;
                 };
                 if answer.phase == Phase::Received {
@@ -76,7 +81,7 @@ impl Signals {
                 }
             }
         });
-        Ok(Self { client, inbox, received, routers })
+        Ok(Self { client, inbox, received, routers, metrics })
     }
 
     /// Publishes `signal`, without waiting for anything, and sees to its repetition.
@@ -107,6 +112,7 @@ impl Signals {
                 && let Err(error) = first.await
             {
                 tracing::warn!(%error, certificate, "signal not published; the record's deletion says the same");
+                this.metrics.lose(Loss::Signal, 1);
             }
             let started = tokio::time::Instant::now();
             for after in REPEATS {

@@ -15,7 +15,8 @@ mod tests;
 
 pub use self::hub::{HISTORY, StatusHub};
 pub use self::proto::{
-    ContainerStatus, Event, LossStatus, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus,
+    ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProbeStatus, ProcessStatus, RouterStatus,
+    WorkerStatus,
 };
 pub use self::server::{StatusError, StatusServer};
 

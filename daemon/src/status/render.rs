@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{ContainerStatus, Event, NodeStatus, ProcessStatus, WorkerStatus};
+use super::{ContainerStatus, Degradation, Event, NodeStatus, ProcessStatus, WorkerStatus};
 
 /// The present, as every time in a status is written: RFC 3339 in UTC, to the millisecond.
 #[must_use]
@@ -29,14 +29,14 @@ pub enum Style {
 }
 
 /// SGR parameters (ECMA-48, 8.3.117).
-const BOLD: &str = "1";
-const RED: &str = "31";
-const GREEN: &str = "32";
-const YELLOW: &str = "33";
-const DIM: &str = "2";
+pub(crate) const BOLD: &str = "1";
+pub(crate) const RED: &str = "31";
+pub(crate) const GREEN: &str = "32";
+pub(crate) const YELLOW: &str = "33";
+pub(crate) const DIM: &str = "2";
 
 impl Style {
-    fn paint(self, colour: &str, text: &str) -> String {
+    pub(crate) fn paint(self, colour: &str, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),
             Self::Coloured => format!("\u{1b}[{colour}m{text}\u{1b}[0m"),
@@ -71,11 +71,11 @@ pub fn status(status: &NodeStatus, now: Timestamp, style: Style) -> String {
             }
         }
     };
-    let off = status.probes.iter().filter(|probe| !probe.on);
-    section(
-        "not watched by the kernel",
-        off.map(|probe| clean(&format!("{}: {}", probe.name, probe.reason))).collect(),
-    );
+    let degraded = status.degraded.iter().map(|Degradation { what, reason, cost, fix }| {
+        let fix = if fix.is_empty() { String::new() } else { format!("; to do: {fix}") };
+        clean(&format!("{what}: {reason}; so {cost}{fix}"))
+    });
+    section("doing without", degraded.collect());
     let lost = status.losses.iter().map(|loss| clean(&format!("{} at {}: {}", loss.kind, loss.hop, loss.count)));
     section("information lost", lost.collect());
     section("look at", status.warnings.iter().map(|warning| clean(warning)).collect());
@@ -241,7 +241,7 @@ fn ago(since: &str, now: Timestamp) -> String {
 }
 
 /// Titles are what processes call themselves: a control character in one must not reach a terminal.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
@@ -303,6 +303,12 @@ mod tests {
                 ProbeStatus { name: "sched_process_exit".into(), on: true, reason: String::new() },
                 ProbeStatus { name: "mark_victim".into(), on: false, reason: "no uid field".into() },
             ],
+            degraded: vec![Degradation {
+                what: "probe mark_victim".into(),
+                reason: "no uid field".into(),
+                cost: "an OOM kill looks like any other SIGKILL".into(),
+                fix: String::new(),
+            }],
             losses: vec![LossStatus { hop: "ring".into(), kind: "process_exit".into(), count: 3 }],
             warnings: vec!["LASTGASP_NATS_ULR: is not a setting".into()],
             ..NodeStatus::default()
@@ -324,8 +330,8 @@ sglang-0: lost: process_killed sglang::scheduler_TP0 by signal 9
 vllm-0: in pod 8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f, container 3e5c0f6c1d2b containerd
 sglang-0: still alive: sglang::scheduler_TP1 (pid 5001)
 
-not watched by the kernel
-  mark_victim: no uid field
+doing without
+  probe mark_victim: no uid field; so an OOM kill looks like any other SIGKILL
 
 information lost
   process_exit at ring: 3

@@ -94,7 +94,7 @@ impl StatusServer {
             .map_err(|error| ended(&error))?;
         let (_end, serving) = tokio::sync::watch::channel(());
         let rpc = tonic::transport::Server::builder()
-            .add_service(StatusRpc::new(StatusService { hub: hub.clone(), serving }))
+            .add_service(StatusRpc::new(StatusService { hub: hub.clone(), metrics: metrics.clone(), serving }))
             .add_service(health)
             .add_service(reflection)
             .serve_with_incoming(UnixListenerStream::new(unix));

@@ -10,9 +10,12 @@ use tonic::{Request, Response};
 
 use super::proto::{self, Event, EventsRequest, GetStatusRequest, NodeStatus, WatchStatusRequest};
 use super::{StatusHub, render};
+use crate::losses::Loss;
+use crate::metrics::Metrics;
 
 pub(super) struct StatusService {
     pub(super) hub: StatusHub,
+    pub(super) metrics: Metrics,
     /// Its sender goes with the server. tonic runs every connection in a task of its own, which
     /// would otherwise outlive it.
     pub(super) serving: watch::Receiver<()>,
@@ -51,9 +54,13 @@ impl proto::status_server::Status for StatusService {
         if !request.into_inner().follow {
             return Ok(Response::new(self.until_the_end(history)));
         }
-        let live = BroadcastStream::new(live).map(|event| match event {
+        let metrics = self.metrics.clone();
+        let live = BroadcastStream::new(live).map(move |event| match event {
             Ok(event) => (*event).clone(),
-            Err(BroadcastStreamRecvError::Lagged(missed)) => missed_events(missed),
+            Err(BroadcastStreamRecvError::Lagged(missed)) => {
+                metrics.lose(Loss::Follower, missed);
+                missed_events(missed)
+            }
         });
         Ok(Response::new(self.until_the_end(history.chain(live))))
     }

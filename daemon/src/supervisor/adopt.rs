@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::RECORD_TTL;
+use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
@@ -168,7 +169,10 @@ pub(super) async fn follow_own_records(
                             inherited.push((record, entry.revision));
                         }
                     }
-                    Err(error) => tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read"),
+                    Err(error) => {
+                        tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
+                        let _ = messages.send(Message::Lost(Loss::Record));
+                    }
                 }
             }
         }

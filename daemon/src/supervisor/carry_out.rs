@@ -10,6 +10,7 @@ use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
 use crate::effects::deaths::{Deaths, MomentKind};
 use crate::effects::discovery::{Desired, Outcome};
 use crate::effects::signals::Answered;
+use crate::losses::Loss;
 use crate::sensors::proc;
 
 use super::Supervisor;
@@ -261,9 +262,12 @@ impl Supervisor {
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
             }
-            Outcome::Failed { error } => {
+            Outcome::Failed { refused, error } => {
                 tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");
                 self.metrics.notices.with_label_values(&["record_retried"]).inc();
+                if refused {
+                    self.metrics.lose(Loss::RefusedRecord, 1);
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ mod act;
 mod adopt;
 mod carry_out;
 mod declare;
+mod degraded;
 mod report;
 mod scan;
 mod slots;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
+use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
 use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
@@ -32,7 +34,9 @@ use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
 use crate::engines::Names;
+use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
@@ -100,6 +104,8 @@ enum Message {
     Declared(declare::Looked),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
+    /// Something was lost on its way here.
+    Lost(Loss),
     /// A claim was checked against the process that should have made it.
     Proven(WorkerId, ProcessId, WorkerRecord),
 }
@@ -140,7 +146,8 @@ struct Supervisor {
     ticks: u64,
     dropped: HashMap<&'static str, u64>,
     started_at: jiff::Timestamp,
-    sensor_reason: String,
+    no_ebpf: Option<degraded::NoEbpf>,
+    reduced: Reduced,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
@@ -193,9 +200,16 @@ impl Supervisor {
     fn drain_ring(&mut self) {
         let Some(events) = self.events.as_mut() else { return };
         let (processes, noticed) = (&mut self.processes, &mut self.noticed);
-        let drained = events.drain(|event| noticed.extend(processes.event(event)));
+        let mut unwatched = 0;
+        let drained = events.drain(|event| {
+            unwatched += u64::from(event.flags.contains(EventFlags::NOT_WATCHED));
+            noticed.extend(processes.event(event));
+        });
+        if unwatched > 0 {
+            self.metrics.lose(Loss::WatchFork, unwatched);
+        }
         if drained.undecodable > 0 {
-            self.metrics.lose("decode", "event", drained.undecodable as u64);
+            self.metrics.lose(Loss::Event, drained.undecodable as u64);
         }
         let mut noticed = std::mem::take(&mut self.noticed);
         for one in noticed.drain(..) {
@@ -206,10 +220,13 @@ impl Supervisor {
     }
 
     fn lose_ring(&mut self) {
-        tracing::error!("the ring buffer cannot be polled any more; pidfds carry on");
         self.events = None;
-        self.probes = None;
-        "the ring buffer cannot be polled".clone_into(&mut self.sensor_reason);
+        for (probe, _) in self.probes.take().iter().flat_map(|probes| probes.states()) {
+            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(0);
+        }
+        let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
+        no_ebpf.log();
+        self.no_ebpf = Some(no_ebpf);
     }
 
     fn noticed(&mut self, noticed: Noticed) {
@@ -275,7 +292,7 @@ impl Supervisor {
             Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
             Err(error) => {
                 tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
-                self.metrics.lose("pidfd", "open", 1);
+                self.metrics.lose(Loss::Pidfd, 1);
             }
         }
         if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
@@ -292,6 +309,8 @@ impl Supervisor {
                     && self.probes.is_some()
                 {
                     self.metrics.deaths_seen_only_by_pidfd.inc();
+                    // The ring may have been full.
+                    self.count_losses();
                 }
                 if let Some(evidence) = self.processes.gone(id, exit, at) {
                     self.evidence(evidence);
@@ -312,6 +331,7 @@ impl Supervisor {
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Declared(looked) => self.declared(looked),
             Message::Inherited(records) => self.inherit(records),
+            Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
             Message::Proven(worker, root, record) => self.proven(worker, root, record),
         }

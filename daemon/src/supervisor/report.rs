@@ -11,6 +11,7 @@ use crate::core::{Nanos, ProcessId, State};
 use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
+use crate::losses::Loss;
 use crate::sensors::ebpf::ProbeState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
@@ -29,6 +30,7 @@ impl Supervisor {
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        self.metrics.set_sensor(self.sensor());
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {
             let since = slot.over_since.filter(|_| !slot.orphans.is_empty());
@@ -53,7 +55,7 @@ impl Supervisor {
             mode: self.config.mode.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             sensor: self.sensor().to_owned(),
-            sensor_reason: self.sensor_reason.clone(),
+            sensor_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
             nats: link.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
             lease: match &self.lease {
@@ -78,6 +80,8 @@ impl Supervisor {
             losses: self.metrics.losses(),
             routers,
             warnings: self.warnings.clone(),
+            degraded: self.degraded(),
+            privileges: Some(self.privileges()),
         }
     }
 
@@ -176,12 +180,18 @@ impl Supervisor {
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
             self.tell("certificate", worker.as_str(), summary, Some(json));
             let context = self.context.borrow().clone();
-            if let Some(context) = context
-                && !certificate.observed_only
-            {
-                tokio::spawn(deaths::publish(context, certificate));
+            if certificate.observed_only {
+                continue;
+            }
+            match context {
+                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
+                None => {
+                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
+                    self.metrics.lose(Loss::Certificate, 1);
+                }
             }
         }
+        self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
     }
 
     /// Events that the kernel could not hand over, by kind.
@@ -191,8 +201,12 @@ impl Supervisor {
         for (kind, total) in dropped {
             let known = self.dropped.entry(kind.as_str()).or_default();
             if total > *known {
-                tracing::error!(kind = kind.as_str(), lost = total - *known, "the ring buffer was full");
-                self.metrics.lose("ring", kind.as_str(), total - *known);
+                tracing::error!(
+                    kind = kind.as_str(),
+                    lost = total - *known,
+                    "the ring buffer was full; all trees are looked at again"
+                );
+                self.metrics.lose(Loss::Ring(kind), total - *known);
                 *known = total;
                 // What was lost may have been a fork or an exit.
                 self.rescan = true;
@@ -225,7 +239,7 @@ impl Supervisor {
             let on = matches!(state, ProbeState::On);
             self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(i64::from(on));
             if let ProbeState::Off(reason) = state {
-                tracing::warn!(probe = probe.as_str(), %reason, "probe off");
+                tracing::warn!(probe = probe.as_str(), %reason, cost = probe.cost(), "probe off");
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
+use crate::losses::Loss;
 use crate::processes::RoleOf;
 use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
 
@@ -225,7 +226,7 @@ impl Supervisor {
             Ok(()) => slot.port = port,
             Err(error) => {
                 tracing::warn!(%error, worker = %config.name, port = number, "its listener is not watched");
-                self.metrics.lose("watch", "port", 1);
+                self.metrics.lose(Loss::WatchPort, 1);
             }
         }
     }
@@ -250,7 +251,7 @@ impl Supervisor {
             && let Err(error) = probes.watch(id.tgid, worker.0, id.start_ticks)
         {
             tracing::error!(%error, tgid = id.tgid, "the kernel does not watch this process; its pidfd does");
-            self.metrics.lose("watch", "map", 1);
+            self.metrics.lose(Loss::WatchProcess, 1);
         }
     }
 

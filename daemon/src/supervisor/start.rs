@@ -16,6 +16,7 @@ use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::metrics::Metrics;
+use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
 use crate::sensors::health::{self, Life};
@@ -23,6 +24,7 @@ use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
+use super::degraded::NoEbpf;
 use super::report::Ready;
 use super::slots::Slots;
 use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
@@ -85,19 +87,34 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
 pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     // Loading needs capabilities, which are per thread: before there are others.
-    let ebpf = match config.ebpf {
-        EbpfMode::Off => Err("switched off".to_owned()),
-        EbpfMode::Auto => Probes::load(&LoadOptions::default()).map_err(|error| error.to_string()),
-        EbpfMode::Required => Ok(Probes::load(&LoadOptions::default())?),
+    let load = || Probes::load(&LoadOptions::of(&config.ebpf));
+    let mut ebpf = match config.ebpf.enabled {
+        EbpfMode::Off => Err(NoEbpf::switched_off()),
+        EbpfMode::Auto => load().map_err(NoEbpf::from),
+        EbpfMode::Required => Ok(load()?),
     };
-    if let Err(reason) = &ebpf {
-        tracing::warn!(reason, "no eBPF: deaths are seen by pidfd, later and without their cause");
-    }
+    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
-    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, side.handle.clone()));
+    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
+}
+
+/// Down to what the rest of the run needs. Threads that come later have no more.
+fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+    let maps_work = || match probes.map(Probes::check_access) {
+        Some(Err(error)) => {
+            tracing::debug!(%error, "without CAP_BPF");
+            false
+        }
+        Some(Ok(())) | None => true,
+    };
+    let reduced = privileges::reduce(maps_work)
+        .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
+    let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
+    Ok(reduced)
 }
 
 /// The second thread: health checks, status and metrics.
@@ -127,7 +144,8 @@ impl Side {
 async fn main(
     config: Arc<Config>,
     options: RunOptions,
-    ebpf: Result<(Probes, Ring), String>,
+    ebpf: Result<(Probes, Ring), NoEbpf>,
+    reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
     let shutdown = shutdown_signal()?;
@@ -174,17 +192,20 @@ async fn main(
         });
     }
     tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
-    let signals = Signals::new(client, routers.clone(), answers_tx)
+    let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
 
-    let (probes, events, sensor_reason) = match ebpf {
+    let (probes, events, no_ebpf) = match ebpf {
         Ok((probes, ring)) => match Events::new(ring) {
-            Ok(events) => (Some(probes), Some(events), String::new()),
-            Err(error) => (None, None, format!("the ring buffer cannot be polled: {error}")),
+            Ok(events) => (Some(probes), Some(events), None),
+            Err(error) => (None, None, Some(NoEbpf::broken(format!("the ring buffer cannot be polled: {error}")))),
         },
-        Err(reason) => (None, None, reason),
+        Err(no_ebpf) => (None, None, Some(no_ebpf)),
     };
+    if let Some(no_ebpf) = &no_ebpf {
+        no_ebpf.log();
+    }
     let config_workers = config.workers.clone();
     let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
@@ -222,7 +243,8 @@ async fn main(
         ticks: 0,
         dropped: HashMap::new(),
         started_at: jiff::Timestamp::now(),
-        sensor_reason,
+        no_ebpf,
+        reduced,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,

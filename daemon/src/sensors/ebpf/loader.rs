@@ -7,21 +7,22 @@ use aya::{
     maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{ProgramError, RawTracePoint},
 };
+use caps::Capability;
 use lastgasp_ebpf::{EventKind, ListenerKey, Watched, names::map};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
+
+use crate::{config::EbpfConfig, privileges};
 
 use super::{
     KERNEL_BTF,
     btf::{Btf, BtfError},
     events::Ring,
+    lockdown::{self, Lockdown},
     object::object,
     offsets::Plan,
     probe::{OffReason, Probe, ProbeState},
 };
-
-/// Where the kernel says how far it is locked down (Documentation: man 7 kernel_lockdown).
-const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
 /// Why there is no eBPF at all. The daemon works on without it.
 #[derive(Debug, Error)]
@@ -31,14 +32,21 @@ pub enum EbpfError {
     #[error("the kernel is locked down for confidentiality, so programs may not read its memory")]
     Lockdown,
     /// The kernel does not describe its types.
-    #[error("cannot read {KERNEL_BTF}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF")]
+    #[error("the kernel's types are not described: cannot read {}: {source}", path.display())]
     NoBtf {
+        /// Where the description should be.
+        path: PathBuf,
         /// Why not.
         source: io::Error,
     },
     /// The kernel's description of its types is not understood.
-    #[error("{KERNEL_BTF}: {0}")]
-    Btf(#[from] BtfError),
+    #[error("{}: {source}", path.display())]
+    Btf {
+        /// Where the description is.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: BtfError,
+    },
     /// The object file that was named cannot be read.
     #[error("cannot read the object file {}: {source}", path.display())]
     ObjectFile {
@@ -50,6 +58,14 @@ pub enum EbpfError {
     /// A capability is missing.
     #[error("not permitted: {operation} needs {capability}")]
     NotPermitted {
+        /// What was tried.
+        operation: &'static str,
+        /// What it needs.
+        capability: &'static str,
+    },
+    /// The kernel refuses although the capability is there.
+    #[error("{operation} is refused although {capability} is held")]
+    Forbidden {
         /// What was tried.
         operation: &'static str,
         /// What it needs.
@@ -78,12 +94,33 @@ impl EbpfError {
         match self {
             Self::Lockdown => "lockdown",
             Self::NoBtf { .. } => "no_btf",
-            Self::Btf(_) => "btf",
+            Self::Btf { .. } => "btf",
             Self::ObjectFile { .. } => "object_file",
             Self::NotPermitted { .. } => "not_permitted",
+            Self::Forbidden { .. } => "forbidden",
             Self::Object(_) => "object",
             Self::Map { .. } => "map",
             Self::NoProbe(_) => "no_probe",
+        }
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub const fn fix(&self) -> &'static str {
+        match self {
+            Self::Lockdown => "nothing short of lockdown=integrity; pidfd carries on",
+            Self::NoBtf { .. } | Self::Btf { .. } => {
+                "use a kernel with CONFIG_DEBUG_INFO_BTF, or name a file with its BTF in ebpf.btf"
+            }
+            Self::ObjectFile { .. } => "unset LASTGASP_EBPF_OBJECT, or let it name an object that can be read",
+            Self::NotPermitted { .. } => "give lastgasp CAP_BPF and CAP_PERFMON (Linux 5.8), or run it as root",
+            Self::Forbidden { .. } => {
+                "allow bpf(2) in the seccomp profile (RuntimeDefault does for those who hold CAP_BPF) and in the security \
+                 module; before Linux 5.11 raise LimitMEMLOCK="
+            }
+            Self::Object(_) | Self::Map { .. } | Self::NoProbe(_) => {
+                "report it with the kernel's version; pidfd carries on"
+            }
         }
     }
 }
@@ -106,12 +143,23 @@ pub struct MapAccess {
 pub struct LoadOptions {
     /// Probes to leave out.
     pub disabled: Vec<Probe>,
+    /// Where the kernel's types are described, if not in [`KERNEL_BTF`].
+    pub btf: Option<PathBuf>,
     /// Bytes of the ring buffer, if not the usual ones; made a power of two of pages.
     pub ring_bytes: Option<u32>,
     /// Find the last thread as kernels before 6.16 have to, by reading
     /// `signal->live`, also where the tracepoint says it. For testing that way
     /// on a newer kernel.
     pub ignore_group_dead: bool,
+}
+
+impl LoadOptions {
+    /// As configured.
+    #[must_use]
+    pub fn of(config: &EbpfConfig) -> Self {
+        let EbpfConfig { enabled: _, btf, ring_bytes } = config;
+        Self { btf: Some(btf.clone()), ring_bytes: Some(*ring_bytes), ..Self::default() }
+    }
 }
 
 /// The programs in the kernel. Dropping it takes them out.
@@ -142,11 +190,13 @@ impl Probes {
     ///
     /// 5.8, for the ring buffer.
     pub fn load(options: &LoadOptions) -> Result<(Self, Ring), EbpfError> {
-        if locked_down(std::fs::read_to_string(LOCKDOWN).ok().as_deref()) {
+        if Lockdown::read() == Lockdown::Confidentiality {
             return Err(EbpfError::Lockdown);
         }
-        let btf = std::fs::read(KERNEL_BTF).map_err(|source| EbpfError::NoBtf { source })?;
-        let plan = Plan::new(&Btf::parse(btf)?, options);
+        let path = options.btf.clone().unwrap_or_else(|| KERNEL_BTF.into());
+        let btf = std::fs::read(&path).map_err(|source| EbpfError::NoBtf { path: path.clone(), source })?;
+        let btf = Btf::parse(btf).map_err(|source| EbpfError::Btf { path, source })?;
+        let plan = Plan::new(&btf, options);
         let object = object().map_err(|(path, source)| EbpfError::ObjectFile { path, source })?;
 
         // Kernels before 5.11 account maps against this limit. Where it cannot be
@@ -185,6 +235,19 @@ impl Probes {
             states,
         };
         Ok((probes, ring))
+    }
+
+    /// Whether this thread may still change the maps: a mark is set and taken away that
+    /// concerns nobody.
+    ///
+    /// # Errors
+    ///
+    /// It may not.
+    pub fn check_access(&mut self) -> Result<(), MapAccess> {
+        let nobody = ListenerKey::default();
+        let failed = |source| MapAccess { operation: "use the maps", source };
+        self.ports.insert(nobody, 0, 0).map_err(failed)?;
+        absent_is_fine(self.ports.remove(&nobody)).map_err(failed)
     }
 
     /// Each probe, and whether it is on.
@@ -280,12 +343,6 @@ impl Probes {
     }
 }
 
-/// Whether the mode in brackets is the one that forbids reading kernel memory. A
-/// kernel without the file has no lockdown.
-fn locked_down(modes: Option<&str>) -> bool {
-    modes.is_some_and(|modes| modes.contains("[confidentiality]"))
-}
-
 fn attach(programs: &mut Ebpf, probe: Probe) -> Result<(), OffReason> {
     let program = programs.program_mut(probe.program()).ok_or(OffReason::NotInObject)?;
     let program: &mut RawTracePoint = program.try_into().map_err(|_other_type| OffReason::NotInObject)?;
@@ -319,9 +376,18 @@ fn not_loaded(error: aya::EbpfError) -> EbpfError {
     if let aya::EbpfError::MapError(MapError::CreateError { io_error, .. }) = &error
         && io_error.raw_os_error() == Some(libc::EPERM)
     {
-        return EbpfError::NotPermitted { operation: "creating a map", capability: "CAP_BPF" };
+        return refused("creating a map", Capability::CAP_BPF);
     }
     EbpfError::Object(Box::new(error))
+}
+
+/// EPERM means a missing capability, unless that is there.
+fn refused(operation: &'static str, capability: Capability) -> EbpfError {
+    let name = privileges::name(capability);
+    match privileges::holds(capability) || privileges::holds(Capability::CAP_SYS_ADMIN) {
+        true => EbpfError::Forbidden { operation, capability: name },
+        false => EbpfError::NotPermitted { operation, capability: name },
+    }
 }
 
 fn nothing_attached(states: Vec<(Probe, ProbeState)>) -> EbpfError {
@@ -332,11 +398,17 @@ fn nothing_attached(states: Vec<(Probe, ProbeState)>) -> EbpfError {
             ProbeState::Off(reason) => Some((probe, reason)),
         })
         .collect();
-    let refused =
+    let locked_down = |(_, reason): &(Probe, OffReason)| match reason {
+        OffReason::LoadRefused { verifier, .. } => lockdown::explains(verifier),
+        _ => false,
+    };
+    if reasons.iter().any(locked_down) {
+        return EbpfError::Lockdown;
+    }
+    let not_permitted =
         |(_, reason): &(Probe, OffReason)| matches!(reason, OffReason::LoadRefused { errno: libc::EPERM, .. });
-    if reasons.iter().any(refused) {
-        let operation = "loading a tracing program";
-        return EbpfError::NotPermitted { operation, capability: "CAP_PERFMON" };
+    if reasons.iter().any(not_permitted) {
+        return refused("loading a tracing program", Capability::CAP_PERFMON);
     }
     EbpfError::NoProbe(reasons)
 }
@@ -375,25 +447,32 @@ fn absent_is_fine(result: Result<impl Sized, MapError>) -> Result<(), MapError> 
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_confidentiality_forbids_reading_kernel_memory() {
-        assert!(locked_down(Some("none integrity [confidentiality]\n")));
-        assert!(!locked_down(Some("none [integrity] confidentiality\n")));
-        assert!(!locked_down(Some("[none] integrity confidentiality\n")));
-        assert!(!locked_down(None));
+    fn refused_with(errno: i32, verifier: &str) -> EbpfError {
+        let reason = OffReason::LoadRefused { errno, verifier: verifier.to_owned() };
+        nothing_attached(vec![(Probe::Exit, ProbeState::Off(reason))])
     }
 
     #[test]
-    fn a_missing_capability_is_named() {
-        let refused = |errno| {
-            let reason = OffReason::LoadRefused { errno, verifier: String::new() };
-            nothing_attached(vec![(Probe::Exit, ProbeState::Off(reason))])
-        };
-        assert_eq!(refused(libc::EPERM).to_string(), "not permitted: loading a tracing program needs CAP_PERFMON");
+    fn a_missing_capability_is_named_and_one_that_is_there_is_not_blamed() {
+        let refused = refused_with(libc::EPERM, "");
+        if privileges::holds(Capability::CAP_PERFMON) {
+            assert_eq!(refused.as_str(), "forbidden");
+        } else {
+            assert_eq!(refused.to_string(), "not permitted: loading a tracing program needs CAP_PERFMON");
+        }
         assert_eq!(
-            refused(libc::EINVAL).to_string(),
+            refused_with(libc::EINVAL, "").to_string(),
             "no probe fits this kernel: exit: the kernel refused the program: Invalid argument (os error 22)"
         );
+    }
+
+    /// In a container securityfs is not there to ask beforehand.
+    #[test]
+    fn a_verifier_that_withholds_the_helper_means_lockdown_whatever_the_errno() {
+        for errno in [libc::EINVAL, libc::EPERM] {
+            let said = "program of this type cannot use helper bpf_probe_read_kernel#113";
+            assert_eq!(refused_with(errno, said).as_str(), "lockdown");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@
 pub mod btf;
 mod events;
 mod loader;
+mod lockdown;
 mod object;
 mod offsets;
 mod poll;
@@ -21,6 +22,7 @@ mod probe;
 
 pub use events::{Drained, Events, Ring};
 pub use loader::{EbpfError, LoadOptions, MapAccess, Probes};
+pub use lockdown::Lockdown;
 pub use object::OBJECT_VARIABLE;
 pub use offsets::Plan;
 pub use probe::{OffReason, Probe, ProbeState};

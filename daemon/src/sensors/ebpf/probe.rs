@@ -60,6 +60,22 @@ impl Probe {
         }
     }
 
+    /// What is worse without it.
+    #[must_use]
+    pub const fn cost(self) -> &'static str {
+        match self {
+            Self::Exit => "exits are seen by pidfd, once the memory is torn down",
+            Self::SignalDeliver => {
+                "a fatal signal is seen at the exit it leads to: after the core dump, if there is one"
+            }
+            Self::Fork => "new processes of an engine are found by a scan, within seconds",
+            Self::Exec => "a process that runs another program keeps its old title until it is looked at",
+            Self::Rename => "a critical process that titles itself late is found by a scan, within seconds",
+            Self::MarkVictim => "an OOM kill looks like any other SIGKILL",
+            Self::ListenerClosed => "a listener that closes is seen by the next health check",
+        }
+    }
+
     /// The name used in logs, metrics and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -20,7 +20,7 @@ use crate::core::HealthRole;
 
 /// What servers call their services, to be tried when a configured name is not known: vLLM's Python
 /// servicer, vllm-rs 0.32, SGLang, TokenSpeed and MLX by the smg servicer 0.14.
-const NAMES: [&str; 7] = [
+pub(super) const NAMES: [&str; 7] = [
     "",
     "vllm.grpc.engine.VllmEngine",
     "vllm.Inference",
@@ -194,10 +194,10 @@ impl Dial {
         let deadline = Instant::now() + self.timeout;
         let used = channel.is_some();
         let mut channel = channel.unwrap_or_else(|| self.channel());
-        let mut replies = self.ask(&channel, &names, deadline).await;
+        let mut replies = ask(&channel, &names, deadline).await;
         if used && replies.contains(&Reply::Broken) {
             channel = self.channel();
-            replies = self.ask(&channel, &names, deadline).await;
+            replies = ask(&channel, &names, deadline).await;
         }
         let good = replies.iter().all(|reply| matches!(reply, Reply::Answered(_)));
         let outcomes = replies.into_iter().map(|reply| match reply {
@@ -207,29 +207,42 @@ impl Dial {
         });
         (good.then_some(channel), outcomes.collect())
     }
-
-    async fn ask(&self, channel: &Channel, names: &[String], deadline: Instant) -> Vec<Reply> {
-        join_all(names.iter().map(|name| async {
-            let mut request = Request::new(HealthCheckRequest { service: name.clone() });
-            // Tells the server to give up too: probes that nobody waits for pile up (sglang#35884).
-            request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-            let mut client = HealthClient::new(channel.clone());
-            match timeout_at(deadline, client.check(request)).await {
-                Ok(Ok(response)) => Reply::Answered(answer(response.into_inner().status())),
-                Ok(Err(status)) => reply(&status),
-                Err(_) => Reply::Late,
-            }
-        }))
-        .await
-    }
 }
 
+/// Asks these services at the same time.
+pub(super) async fn ask(channel: &Channel, names: &[String], deadline: Instant) -> Vec<Reply> {
+    join_all(names.iter().map(|name| async {
+        let mut request = Request::new(HealthCheckRequest { service: name.clone() });
+        // Tells the server to give up too: probes that nobody waits for pile up (sglang#35884).
+        request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        let mut client = HealthClient::new(channel.clone());
+        match timeout_at(deadline, client.check(request)).await {
+            Ok(Ok(response)) => Reply::Answered(answer(response.into_inner().status())),
+            Ok(Err(status)) => reply(&status),
+            Err(_) => Reply::Late,
+        }
+    }))
+    .await
+}
+
+/// What came of one Check.
 #[derive(Debug, PartialEq, Eq)]
-enum Reply {
+pub(super) enum Reply {
+    /// The server said this.
     Answered(Answer),
+    /// Nobody listens.
     Refused,
+    /// The connection broke.
     Broken,
+    /// Nothing came in time.
     Late,
+}
+
+impl Reply {
+    /// The server knows the service and told its status.
+    pub(super) const fn is_status(&self) -> bool {
+        matches!(self, Self::Answered(Answer::Serving | Answer::NotServing | Answer::Undecided))
+    }
 }
 
 const fn answer(status: ServingStatus) -> Answer {

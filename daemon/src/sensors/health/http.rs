@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Context;
+use super::grpc::Reply;
 use super::machine::{Answer, Machine, Outcome};
 use crate::config::HealthConfig;
 
@@ -33,6 +34,39 @@ pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig)
     }
 }
 
+/// One GET, for those who do not watch the engine. None if the address is not one of plain-text HTTP.
+pub(super) async fn ask_once(address: &str, timeout: Duration) -> Option<Reply> {
+    let (http, url) = client(address, timeout)?;
+    Some(match http.get(url).send().await {
+        Ok(response) => Reply::Answered(answer(response.status())),
+        Err(error) if super::is_refused(&error) => Reply::Refused,
+        Err(_) => Reply::Late,
+    })
+}
+
+fn client(address: &str, timeout: Duration) -> Option<(reqwest::Client, reqwest::Url)> {
+    let url = reqwest::Url::parse(address).ok().filter(|url| url.scheme() == "http" && url.has_host())?;
+    let http = reqwest::Client::builder()
+        .timeout(timeout)
+        // The engine is on this node, whatever HTTP_PROXY says.
+        .no_proxy()
+        // Health that lies elsewhere is not this engine's.
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .ok()?;
+    Some((http, url))
+}
+
+fn answer(status: reqwest::StatusCode) -> Answer {
+    if status.is_success() {
+        Answer::Serving
+    } else if status.is_server_error() {
+        Answer::NotServing
+    } else {
+        Answer::Other(status.to_string())
+    }
+}
+
 struct Client {
     http: reqwest::Client,
     url: reqwest::Url,
@@ -43,16 +77,8 @@ struct Client {
 impl Client {
     /// None if the address is not one of plain-text HTTP.
     fn new(context: &Context, address: &str, timeout: Duration) -> Option<Self> {
-        let url = reqwest::Url::parse(address).ok().filter(|url| url.scheme() == "http" && url.has_host())?;
+        let (http, url) = client(address, timeout)?;
         let port = url.port_or_known_default()?;
-        let http = reqwest::Client::builder()
-            .timeout(timeout)
-            // The engine is on this node, whatever HTTP_PROXY says.
-            .no_proxy()
-            // Health that lies elsewhere is not this engine's.
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .ok()?;
         Some(Self { http, url, root: context.root_tgid(), port })
     }
 
@@ -69,12 +95,6 @@ impl Client {
             // Only to use the connection again: the status line has said everything.
             let _ = response.bytes().await;
         }
-        Outcome::Answered(if status.is_success() {
-            Answer::Serving
-        } else if status.is_server_error() {
-            Answer::NotServing
-        } else {
-            Answer::Other(status.to_string())
-        })
+        Outcome::Answered(answer(status))
     }
 }

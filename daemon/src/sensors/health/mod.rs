@@ -6,6 +6,7 @@
 mod grpc;
 mod http;
 mod machine;
+mod once;
 
 use std::error::Error;
 use std::io;
@@ -18,6 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::machine::Machine;
+pub use self::once::{Asked, ask};
 use super::proc::{self, listeners, tree};
 use crate::config::HealthConfig;
 use crate::core::{Evidence, Kind, ProcessId, WorkerId};

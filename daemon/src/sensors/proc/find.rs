@@ -45,7 +45,7 @@ pub enum FindError {
     /// Nothing was found among the processes that may be looked into.
     #[error(
         "find.{key}: nothing found, but {hidden} processes of other users may not be looked into: \
-             give lastgasp CAP_SYS_PTRACE, or use pid or pid_file"
+             give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or use pid or pid_file"
     )]
     Hidden {
         /// The key of `find`.

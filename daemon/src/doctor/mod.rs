@@ -1,0 +1,205 @@
+//! `lastgasp doctor`: whether lastgasp would work on this node, and what is missing.
+//!
+//! It asks what the daemon would ask, and changes nothing: kernel programs are loaded, attached and
+//! let go again, NATS is only read. Any user may run it; what that user may not do is a finding.
+
+mod daemon;
+mod kernel;
+mod nats;
+mod privileges;
+mod probes;
+mod render;
+mod workers;
+
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError, Problem};
+
+pub use self::render::text;
+
+/// How bad a finding is. Later is worse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As it should be.
+    Fine,
+    /// Worth knowing, nothing more.
+    Note,
+    /// lastgasp works, but not as well as it could.
+    Degraded,
+    /// lastgasp does not work.
+    Broken,
+}
+
+impl Verdict {
+    /// As in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fine => "fine",
+            Self::Note => "note",
+            Self::Degraded => "degraded",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// What a finding is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Area {
+    /// The configuration.
+    Configuration,
+    /// The kernel.
+    Kernel,
+    /// What this process may do.
+    Privileges,
+    /// The kernel programs and the pidfd.
+    Sensors,
+    /// NATS and what is kept there.
+    Nats,
+    /// The workers of this node.
+    Workers,
+    /// The daemon that runs now.
+    Daemon,
+}
+
+impl Area {
+    /// As in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::Kernel => "kernel",
+            Self::Privileges => "privileges",
+            Self::Sensors => "sensors",
+            Self::Nats => "nats",
+            Self::Workers => "workers",
+            Self::Daemon => "daemon",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about.
+    pub area: Area,
+    /// What was looked at, as `btf` or `vllm-0 health`.
+    pub name: String,
+    /// How it is.
+    pub verdict: Verdict,
+    /// What was seen, and what that costs.
+    pub detail: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    fn new(area: Area, name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Self {
+        Self { area, name: name.into(), verdict, detail: detail.into(), fix: None }
+    }
+
+    fn fix(self, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..self }
+    }
+}
+
+/// Everything that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The worst of the findings.
+    pub verdict: Verdict,
+    /// In the order in which they were made.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    fn of(findings: Vec<Finding>) -> Self {
+        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine);
+        Self { verdict, findings }
+    }
+
+    /// As JSON, over several lines.
+    #[must_use]
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("texts and names only")
+    }
+}
+
+/// Looks at everything. A configuration that is wrong is the first finding; what does not depend on
+/// it is looked at all the same.
+///
+/// # Errors
+/// No runtime can be made.
+pub fn examine(config: Result<(Config, Vec<Problem>), ConfigError>) -> std::io::Result<Report> {
+    let mut findings = Vec::new();
+    let config = match config {
+        Ok((config, warnings)) => {
+            findings.extend(
+                warnings
+                    .iter()
+                    .map(|warning| Finding::new(Area::Configuration, "warning", Verdict::Note, warning.to_string())),
+            );
+            let detail =
+                format!("node {}, mode {}, workers: {}", config.node, config.mode.as_str(), config.workers.len());
+            findings.push(Finding::new(Area::Configuration, "settings", Verdict::Fine, detail));
+            Some(config)
+        }
+        Err(ConfigError::Invalid(problems)) => {
+            findings.extend(
+                problems
+                    .iter()
+                    .map(|problem| Finding::new(Area::Configuration, "problem", Verdict::Broken, problem.to_string())),
+            );
+            None
+        }
+        Err(error) => {
+            findings.push(Finding::new(Area::Configuration, "file", Verdict::Broken, error.to_string()));
+            None
+        }
+    };
+    let ebpf = config.as_ref().map(|config| &config.ebpf);
+    findings.extend(kernel::examine(ebpf));
+    findings.extend(privileges::examine());
+    findings.extend(probes::examine(ebpf));
+    if let Some(config) = &config {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            findings.push(probes::pidfd());
+            // Both mostly wait.
+            let (nats, workers) = tokio::join!(nats::examine(config), workers::examine(config));
+            findings.extend(nats);
+            findings.extend(workers);
+            findings.extend(daemon::examine(config).await);
+        });
+    }
+    Ok(Report::of(findings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_is_the_verdict() {
+        let finding = |verdict| Finding::new(Area::Kernel, "x", verdict, "y");
+        let verdict = |verdicts: &[Verdict]| Report::of(verdicts.iter().copied().map(finding).collect()).verdict;
+        assert_eq!(verdict(&[]), Verdict::Fine);
+        assert_eq!(verdict(&[Verdict::Note, Verdict::Fine]), Verdict::Note);
+        assert_eq!(verdict(&[Verdict::Broken, Verdict::Degraded]), Verdict::Broken);
+    }
+
+    #[test]
+    fn a_wrong_configuration_is_a_finding_and_the_kernel_is_looked_at_all_the_same() {
+        let config = Config::read(None, [("LASTGASP_MODE".to_owned(), "maybe".to_owned())], &[]);
+        let report = examine(config).unwrap();
+        assert_eq!(report.verdict, Verdict::Broken);
+        assert_eq!((report.findings[0].area, report.findings[0].verdict), (Area::Configuration, Verdict::Broken));
+        assert!(report.findings[0].detail.contains("mode"), "{report:?}");
+        for area in [Area::Kernel, Area::Privileges, Area::Sensors] {
+            assert!(report.findings.iter().any(|finding| finding.area == area), "{area:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! NATS: whether it answers and has what is needed there. Nothing is made or changed.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, context::ContextBuilder};
+use lastgasp_protocol::kv::{Bucket, OpenError, Value};
+use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, NodeLease, ROUTERS_BUCKET, WORKERS_BUCKET};
+
+use super::{Area, Finding, Verdict};
+use crate::config::Config;
+use crate::core::ProcessId;
+use crate::effects::{lease, nats};
+use crate::sensors::proc;
+
+/// How long each answer is awaited.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Nats, name, verdict, detail)
+}
+
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    let url = &config.nats.url;
+    let client = match nats::connect_once(&config.nats, PATIENCE).await {
+        Ok(client) => client,
+        Err(error) => {
+            let detail = format!("{error}; nothing can be listed or withdrawn");
+            return vec![new("server", Verdict::Broken, detail).fix("start it, or correct nats.url and the login")];
+        }
+    };
+    let has_ttl = client.is_server_compatible(2, 11, 0);
+    let mut findings = vec![server(url, &client.server_info().version, has_ttl)];
+    let context = ContextBuilder::new().timeout(PATIENCE).build(client);
+    match context.query_account().await {
+        Ok(account) => {
+            let detail = format!("enabled; {} streams in this account", account.streams);
+            findings.push(new("jetstream", Verdict::Fine, detail));
+        }
+        Err(error) => {
+            let fix = "start nats-server with --jetstream, and enable it for this account";
+            findings.push(new("jetstream", Verdict::Broken, format!("not usable: {error}")).fix(fix));
+            return findings;
+        }
+    }
+    for name in [WORKERS_BUCKET, NODES_BUCKET, ROUTERS_BUCKET] {
+        let bucket = Bucket::existing(&context, name).await;
+        findings.push(shape(name, bucket.as_ref()));
+        if let (NODES_BUCKET, Ok(Some(bucket))) = (name, &bucket) {
+            findings.push(holder(config, bucket).await);
+        }
+    }
+    findings.push(deaths(&context).await);
+    findings
+}
+
+fn server(url: &str, version: &str, has_message_ttl: bool) -> Finding {
+    let detail = format!("{url}: version {version}");
+    if has_message_ttl {
+        new("server", Verdict::Fine, detail)
+    } else {
+        let detail = format!("{detail}, which has no per-message TTL: leases of dead nodes would never lapse");
+        new("server", Verdict::Broken, detail).fix("use nats-server 2.11 or later")
+    }
+}
+
+fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>) -> Finding {
+    match bucket {
+        Ok(Some(_)) => new(name, Verdict::Fine, "there, with per-message TTL"),
+        Ok(None) => new(name, Verdict::Note, "not there yet; the daemon makes it"),
+        Err(OpenError::NoMessageTtl { .. }) => {
+            let detail = "there, but made without per-message TTL: what a dead node left would stay for ever";
+            new(name, Verdict::Broken, detail).fix(format!("`nats kv del {name}`, and let lastgasp make it"))
+        }
+        Err(OpenError::Unavailable { source, .. }) => {
+            let fix = "allow this user $JS.API.STREAM.INFO.KV_lastgasp_*, see the contract's subjects";
+            new(name, Verdict::Broken, format!("cannot be asked for: {source}")).fix(fix)
+        }
+    }
+}
+
+async fn deaths(context: &jetstream::Context) -> Finding {
+    match context.get_stream(DEATHS_STREAM).await {
+        Ok(_) => new(DEATHS_STREAM, Verdict::Fine, "there"),
+        Err(error) if lastgasp_protocol::kv::is_missing(&error) => {
+            new(DEATHS_STREAM, Verdict::Note, "not there yet; the daemon makes it")
+        }
+        Err(error) => {
+            let detail = format!("cannot be asked for: {error}; death certificates are not kept on the server");
+            new(DEATHS_STREAM, Verdict::Degraded, detail)
+        }
+    }
+}
+
+/// Who holds this node's name.
+async fn holder(config: &Config, bucket: &Bucket) -> Finding {
+    let name = format!("lease of node {}", config.node);
+    let entry = match bucket.read(&config.node.token()).await {
+        Ok(entry) => entry,
+        Err(error) => return new(name, Verdict::Degraded, format!("cannot be read: {error}")),
+    };
+    let lease = entry.and_then(|entry| match entry.value {
+        Value::Put(value) => NodeLease::parse(&value).ok(),
+        Value::Deleted | Value::Expired => None,
+    });
+    match (lease, lease::own_lease(config.node.clone())) {
+        (None, _) => new(name, Verdict::Fine, "nobody holds it; the daemon takes it at its start"),
+        (Some(holder), Ok(own)) => judge(&name, &holder, &own),
+        (Some(_), Err(error)) => {
+            new(name, Verdict::Broken, format!("/proc does not answer: {error}")).fix("mount /proc")
+        }
+    }
+}
+
+fn judge(name: &str, holder: &NodeLease, own: &NodeLease) -> Finding {
+    let process = ProcessId { tgid: holder.pid, start_ticks: holder.start_ticks };
+    if holder.boot_id == own.boot_id {
+        return if proc::identify(holder.pid) == Some(process) {
+            new(name, Verdict::Fine, format!("held by the daemon with pid {} of this machine", holder.pid))
+        } else {
+            let detail =
+                format!("left by pid {} of this machine, which is gone; the next daemon takes it over", holder.pid);
+            new(name, Verdict::Fine, detail)
+        };
+    }
+    if holder.machine_id == own.machine_id && !own.machine_id.is_empty() {
+        return new(name, Verdict::Fine, "left before this machine was booted; the next daemon takes it over");
+    }
+    let detail = format!("held by another machine (machine id {}, pid {})", holder.machine_id, holder.pid);
+    new(name, Verdict::Broken, detail).fix("give this node another `node` name; or wait for the lease to lapse")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_message_ttl_does_not_do() {
+        assert_eq!(server("nats://a", "2.11.0", true).verdict, Verdict::Fine);
+        let old = server("nats://a", "2.10.29", false);
+        assert_eq!(old.verdict, Verdict::Broken);
+        assert!(old.detail.contains("2.10.29") && old.fix.unwrap().contains("2.11"));
+    }
+
+    #[test]
+    fn a_bucket_is_made_by_the_daemon_and_may_not_be_of_another_shape() {
+        assert_eq!(shape("b", Ok(&None)).verdict, Verdict::Note);
+        assert_eq!(shape("b", Err(&OpenError::NoMessageTtl { bucket: "b" })).verdict, Verdict::Broken);
+    }
+
+    #[test]
+    fn a_name_that_another_machine_holds_cannot_be_used_here() {
+        let own = lease::own_lease("gpu-a".parse().unwrap()).unwrap();
+        assert!(judge("lease", &own, &own).detail.contains("held by the daemon"));
+        let dead = NodeLease { start_ticks: own.start_ticks - 1, ..own.clone() };
+        assert_eq!(judge("lease", &dead, &own).verdict, Verdict::Fine);
+        assert!(judge("lease", &dead, &own).detail.contains("gone"));
+        let foreign = NodeLease { boot_id: "other".into(), machine_id: "other".into(), ..own.clone() };
+        assert_eq!(judge("lease", &foreign, &own).verdict, Verdict::Broken);
+    }
+}

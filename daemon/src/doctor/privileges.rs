@@ -1,0 +1,22 @@
+//! What this process may do.
+
+use super::{Area, Finding, Verdict};
+use crate::privileges::{self, Span, USES};
+
+pub(super) fn examine() -> Vec<Finding> {
+    let user = format!("uid {}", nix::unistd::geteuid());
+    let mut findings = vec![Finding::new(Area::Privileges, "user", Verdict::Fine, user)];
+    findings.extend(USES.iter().map(|used| {
+        let name = privileges::name(used.capability);
+        match (privileges::holds(used.capability), used.span) {
+            (true, Span::Loading) => {
+                Finding::new(Area::Privileges, name, Verdict::Fine, "held; given up once the programs are loaded")
+            }
+            (true, Span::Running) => Finding::new(Area::Privileges, name, Verdict::Fine, "held"),
+            // Whether that matters is for the sensors and the workers to say: a node whose engines run
+            // as the daemon's own user needs none of them.
+            (false, _) => Finding::new(Area::Privileges, name, Verdict::Note, format!("not held; {}", used.without)),
+        }
+    }));
+    findings
+}

@@ -1,0 +1,98 @@
+//! The report as a person reads it.
+
+use std::fmt::Write as _;
+
+use super::{Finding, Report, Verdict};
+use crate::status::render::{BOLD, DIM, GREEN, RED, Style, YELLOW, clean};
+
+const fn word(verdict: Verdict) -> (&'static str, &'static str) {
+    match verdict {
+        Verdict::Fine => ("ok", GREEN),
+        Verdict::Note => ("note", DIM),
+        Verdict::Degraded => ("degraded", YELLOW),
+        Verdict::Broken => ("broken", RED),
+    }
+}
+
+/// Findings by area, aligned, and the verdict at the end.
+#[must_use]
+pub fn text(report: &Report, style: Style) -> String {
+    let Report { verdict, findings } = report;
+    let width = |of: &dyn Fn(&Finding) -> usize| findings.iter().map(of).max().unwrap_or(0);
+    let name_width = width(&|finding| clean(&finding.name).chars().count());
+    let word_width = width(&|finding| word(finding.verdict).0.len());
+    let mut out = String::new();
+    let mut area = None;
+    for Finding { area: of, name, verdict, detail, fix } in findings {
+        if area != Some(*of) {
+            let gap = if area.is_none() { "" } else { "\n" };
+            let _ = writeln!(out, "{gap}{}", style.paint(BOLD, of.as_str()));
+            area = Some(*of);
+        }
+        let (word, colour) = word(*verdict);
+        let word = style.paint(colour, &format!("{word:<word_width$}"));
+        let _ = writeln!(out, "  {word}  {:<name_width$}  {}", clean(name), clean(detail));
+        if let Some(fix) = fix {
+            let _ = writeln!(out, "  {:word_width$}  {:name_width$}  to do: {}", "", "", clean(fix));
+        }
+    }
+    let count = |of: Verdict| findings.iter().filter(|finding| finding.verdict == of).count();
+    let verdict = match verdict {
+        Verdict::Fine | Verdict::Note => style.paint(GREEN, "all fine"),
+        Verdict::Degraded => {
+            style.paint(YELLOW, &format!("works, but degraded: {}", counted(count(Verdict::Degraded))))
+        }
+        Verdict::Broken => style.paint(RED, &format!("does not work: {}", counted(count(Verdict::Broken)))),
+    };
+    let _ = writeln!(out, "\nverdict: {verdict}");
+    out
+}
+
+fn counted(count: usize) -> String {
+    match count {
+        1 => "1 finding".to_owned(),
+        _ => format!("{count} findings"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Area;
+    use super::*;
+
+    fn report() -> Report {
+        Report::of(vec![
+            Finding::new(Area::Kernel, "release", Verdict::Fine, "Linux 6.18.44 x86_64"),
+            Finding::new(Area::Kernel, "lockdown", Verdict::Note, "not known"),
+            Finding::new(Area::Sensors, "ebpf", Verdict::Degraded, "not permitted").fix("give it CAP_BPF"),
+            Finding::new(Area::Nats, "server", Verdict::Broken, "refused \u{1b}[2J"),
+        ])
+    }
+
+    #[test]
+    fn a_person_sees_aligned_findings_and_a_verdict() {
+        assert_eq!(
+            text(&report(), Style::Plain),
+            "\
+kernel
+  ok        release   Linux 6.18.44 x86_64
+  note      lockdown  not known
+
+sensors
+  degraded  ebpf      not permitted
+                      to do: give it CAP_BPF
+
+nats
+  broken    server    refused \u{fffd}[2J
+
+verdict: does not work: 1 finding
+"
+        );
+    }
+
+    #[test]
+    fn colours_are_for_terminals() {
+        assert!(!text(&report(), Style::Plain).contains('\u{1b}'));
+        assert!(text(&report(), Style::Coloured).contains("\u{1b}[33mdegraded"));
+    }
+}

@@ -1,0 +1,149 @@
+//! Each worker: its process, its health address, and whether its drain window fits its engine.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::{Area, Finding, Verdict};
+use crate::config::{Config, WorkerConfig};
+use crate::sensors::health::{Asked, ask};
+use crate::sensors::proc::{self, find_root, listeners};
+
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    join_all(config.workers.iter().map(worker)).await.into_iter().flatten().collect()
+}
+
+async fn worker(config: &WorkerConfig) -> Vec<Finding> {
+    let (process, tgid) = process(config);
+    let mut findings = vec![process];
+    findings.extend(health(config, tgid).await);
+    findings.push(drain_window(config));
+    findings
+}
+
+fn new(config: &WorkerConfig, what: &str, verdict: Verdict, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Workers, format!("{} {what}", config.name), verdict, detail)
+}
+
+fn process(config: &WorkerConfig) -> (Finding, Option<u32>) {
+    let finding = |verdict, detail: String| new(config, "process", verdict, detail);
+    match find_root(&config.find) {
+        Ok(Some(root)) => {
+            let title = proc::comm(root.tgid).unwrap_or_default();
+            (finding(Verdict::Fine, format!("pid {} ({title})", root.tgid)), Some(root.tgid))
+        }
+        Ok(None) => {
+            let detail = format!("not found by {}", config.find);
+            (finding(Verdict::Degraded, detail).fix("start the engine, or correct worker.find"), None)
+        }
+        Err(error) => (finding(Verdict::Degraded, error.to_string()), None),
+    }
+}
+
+async fn health(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
+    // An engine that is not there cannot answer, and that has been said.
+    let bad = if tgid.is_some() { Verdict::Degraded } else { Verdict::Note };
+    let Some(address) = config.health.grpc.as_ref().or(config.health.http.as_ref()) else {
+        let listening = listeners::listening(tgid, config.port);
+        let port = config.port;
+        return vec![match listening {
+            Ok(true) => new(config, "health", Verdict::Note, format!("no health address; it listens on port {port}")),
+            Ok(false) => new(config, "health", bad, format!("no health address, and nobody listens on port {port}")),
+            Err(error) => new(config, "health", bad, format!("no health address; port {port}: {error}")),
+        }];
+    };
+    let answers = ask(&config.health).await;
+    answers
+        .into_iter()
+        .map(|(service, asked)| {
+            let service = match service.as_str() {
+                "" => String::new(),
+                service => format!(" of {service:?}"),
+            };
+            let finding = |verdict, says: String| new(config, "health", verdict, format!("{address}{service}: {says}"));
+            match asked {
+                Asked::Serving => finding(Verdict::Fine, "serving".to_owned()),
+                Asked::NotServing => finding(bad, "not serving".to_owned()),
+                Asked::NoSuchService(known) => {
+                    let detail = format!("no such service; it has: {}", known.join(", "));
+                    finding(bad, detail).fix("name one of these in worker.health.services")
+                }
+                Asked::Unimplemented => finding(bad, "no grpc.health.v1 there".to_owned())
+                    .fix("use worker.health.http, or leave health out: then listening counts"),
+                Asked::Refused if tgid.is_none() => finding(bad, "connection refused".to_owned()),
+                Asked::Refused => finding(bad, "connection refused".to_owned())
+                    .fix("correct worker.health, or let the engine serve health on an address that this node reaches"),
+                Asked::Unanswered => {
+                    let timeout = config.health.check_timeout.as_millis();
+                    finding(bad, format!("no answer within {timeout} ms")).fix("see worker.health.check_timeout_ms")
+                }
+                Asked::Other(says) => finding(bad, says),
+            }
+        })
+        .collect()
+}
+
+/// An engine that ends its streams before they are handed over makes draining pointless.
+fn drain_window(config: &WorkerConfig) -> Finding {
+    let ms = |duration: Duration| format!("{} ms", duration.as_millis());
+    let window = config.drain_window;
+    match config.profile.shutdown_grace {
+        None => {
+            let detail = format!("{}; when {} ends its streams is not known", ms(window), config.engine);
+            new(config, "drain window", Verdict::Fine, detail)
+        }
+        Some(grace) if window <= grace => new(
+            config,
+            "drain window",
+            Verdict::Fine,
+            format!("{}; {} gives its streams {}", ms(window), config.engine, ms(grace)),
+        ),
+        Some(grace) => {
+            let detail = format!(
+                "{}, but {} ends its streams after {}: they are moved when it ends, not handed over before",
+                ms(window),
+                config.engine,
+                ms(grace)
+            );
+            let fix = format!("set worker.drain_window_ms to {} at most", grace.as_millis());
+            new(config, "drain window", Verdict::Degraded, detail).fix(fix)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(lines: &str) -> WorkerConfig {
+        let text = format!("[[worker]]\nname = \"vllm-0\"\nendpoint = \"http://127.0.0.1:1\"\n{lines}");
+        let (config, _) =
+            Config::read(Some(("x.toml".as_ref(), &text)), [], &[("--node", "node", "n".into())]).unwrap();
+        config.workers.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn a_window_longer_than_the_engines_own_is_said() {
+        let verdict = |lines| drain_window(&worker(lines)).verdict;
+        assert_eq!(verdict("engine = \"vllm\""), Verdict::Fine);
+        assert_eq!(verdict("engine = \"vllm\"\ndrain_window_ms = 60000"), Verdict::Degraded);
+        assert_eq!(verdict("engine = \"generic\"\ndrain_window_ms = 60000"), Verdict::Fine);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_said_with_how_it_was_looked_for() {
+        let (finding, tgid) = process(&worker("find = { cmdline = \"no such engine anywhere\" }"));
+        assert_eq!((finding.verdict, tgid), (Verdict::Degraded, None));
+        assert!(finding.detail.contains("no such engine anywhere"), "{finding:?}");
+    }
+
+    #[tokio::test]
+    async fn nobody_is_blamed_twice_for_an_engine_that_is_not_there() {
+        let config = worker("[worker.health]\ngrpc = \"http://127.0.0.1:1\"");
+        let absent = health(&config, None).await;
+        assert_eq!((absent.len(), absent[0].verdict), (1, Verdict::Note), "{absent:?}");
+        let there = health(&config, Some(std::process::id())).await;
+        assert_eq!(there[0].verdict, Verdict::Degraded, "{there:?}");
+        assert!(there[0].detail.contains("refused"), "{there:?}");
+    }
+}
