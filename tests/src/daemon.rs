@@ -75,7 +75,7 @@ pub struct WorkerConfig {
     /// How long a drain may take, ms.
     pub drain_window_ms: u64,
     /// What is done about its processes when it is lost.
-    pub on_lost: &'static str,
+    pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
     health: HealthConfig,
@@ -166,7 +166,7 @@ impl DaemonConfig {
             endpoint: engine.endpoint(),
             models: vec![engine.ready.model.clone()],
             drain_window_ms: 60_000,
-            on_lost: "none",
+            on_lost: "none".into(),
             reap_grace_ms: 0,
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
