@@ -143,7 +143,7 @@ async fn an_engine_that_cannot_be_found_or_does_not_serve_is_degraded() {
 async fn what_may_not_be_ended_is_said_before_it_has_to_be() {
     let scene = Scene::new().await;
     let mut config = short_drain(scene.config("auto").with_pid_of(&scene.engine));
-    config.worker[0].on_lost = "reap";
+    config.worker[0].on_lost = "reap".into();
     let file = config.write(scene.daemons.path()).unwrap();
     for (capabilities, verdict) in [(&["bpf", "perfmon"][..], "degraded"), (&["bpf", "perfmon", "kill"], "fine")] {
         let user = User::nobody(capabilities);
