@@ -15,6 +15,8 @@ pub enum Loss {
     Ring(EventKind),
     /// A record in the ring buffer that is no event of this build.
     Event,
+    /// Lines of the kernel's log that were overwritten before they were read.
+    Kmsg,
     /// A record in discovery, of this node, that cannot be read.
     Record,
     /// An answer of a router that cannot be read.
@@ -44,6 +46,7 @@ impl Loss {
     pub fn all() -> impl Iterator<Item = Self> {
         EventKind::ALL.into_iter().map(Self::Ring).chain([
             Self::Event,
+            Self::Kmsg,
             Self::Record,
             Self::Answer,
             Self::WatchProcess,
@@ -64,6 +67,7 @@ impl Loss {
         match self {
             Self::Ring(_) => "ring",
             Self::Event | Self::Record | Self::Answer => "decode",
+            Self::Kmsg => "kmsg",
             Self::WatchProcess | Self::WatchPort | Self::WatchFork => "watch",
             Self::Pidfd => "pidfd",
             Self::Follower => "channel",
@@ -78,6 +82,7 @@ impl Loss {
         match self {
             Self::Ring(kind) => kind.as_str(),
             Self::Event => "event",
+            Self::Kmsg => "line",
             Self::Record | Self::RefusedRecord => "record",
             Self::Answer => "answer",
             Self::WatchProcess => "process",

@@ -70,6 +70,21 @@ impl Engine {
         Self::spawn(name, declared, command, arguments, folder).await
     }
 
+    /// Starts one as the child of a shell that lets SIGTERM pass; [`Engine::process`] is the shell.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::start`].
+    pub async fn start_supervised(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        // Only the child carries the variable: the root is its topmost carrier.
+        const SUPERVISE: &str = r#"declared=$1; shift; trap true TERM; LASTGASP_WORKER=$declared "$@" & wait; wait"#;
+        let declared = folder.join(name).display().to_string();
+        let mut shell = Command::new("env");
+        shell.args(["-u", "LASTGASP_WORKER", "sh", "-c", SUPERVISE, "sh", &declared]);
+        shell.arg(binaries::find("mock-engine")?).args(["--grpc-port", "0"]).args(arguments);
+        Self::spawn(name, declared, shell, arguments, folder).await
+    }
+
     /// Starts one that declares itself a worker, and waits until it serves. `folder` must be one that
     /// its user may write to.
     ///

@@ -20,6 +20,7 @@ use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
 use crate::sensors::health::{self, Life};
+use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
@@ -27,7 +28,7 @@ use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
 use super::report::Ready;
 use super::slots::Slots;
-use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
+use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -203,6 +204,7 @@ async fn main(
         },
         Err(no_ebpf) => (None, None, Some(no_ebpf)),
     };
+    let kmsg_off = follow_kmsg(&side, messages.clone());
     if let Some(no_ebpf) = &no_ebpf {
         no_ebpf.log();
     }
@@ -245,6 +247,7 @@ async fn main(
         started_at: jiff::Timestamp::now(),
         no_ebpf,
         reduced,
+        kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,
@@ -255,6 +258,24 @@ async fn main(
     }
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
+}
+
+/// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
+fn follow_kmsg(side: &tokio::runtime::Handle, messages: mpsc::UnboundedSender<Message>) -> Option<String> {
+    match Kmsg::open(Facilities::Kernel) {
+        Ok(log) => {
+            side.spawn(async move {
+                if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
+                    tracing::error!(%error, "the kernel's log is not read any more: GPU faults go unseen");
+                }
+            });
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "{KMSG} cannot be read: GPU faults go unseen, and OOM kills are not told apart");
+            Some(format!("{KMSG}: {error}"))
+        }
+    }
 }
 
 pub(super) fn policy(worker: &WorkerConfig) -> WorkerPolicy {
@@ -297,6 +318,8 @@ impl Supervisor {
             evidence: None,
             ending: None,
             reason: String::new(),
+            stuck: String::new(),
+            reset_probe: None,
             since: jiff::Timestamp::now(),
         })
     }

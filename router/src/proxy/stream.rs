@@ -155,7 +155,9 @@ impl Session {
                     let status = upstream.response.status();
                     let text = upstream.response.text().await.unwrap_or_default();
                     info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
-                    let full = status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
+                    // With a budget it may be that which does not fit.
+                    let open = outgoing.body.get("max_tokens").or(outgoing.body.get("max_completion_tokens")).is_none();
+                    let full = open && status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((_, Declined::Status(response))) => {
