@@ -15,8 +15,6 @@ pub enum Loss {
     Ring(EventKind),
     /// A record in the ring buffer that is no event of this build.
     Event,
-    /// Lines of the kernel's log that were overwritten before they were read.
-    Kmsg,
     /// A record in discovery, of this node, that cannot be read.
     Record,
     /// An answer of a router that cannot be read.
@@ -25,6 +23,10 @@ pub enum Loss {
     WatchProcess,
     /// A serving port that the kernel programs cannot be told to watch.
     WatchPort,
+    /// A supervisor whose signals the kernel programs cannot be told to watch.
+    WatchSupervisor,
+    /// Records of the kernel's log that were overwritten before they were read; how many is not known.
+    KernelLog,
     /// A new process that the kernel programs could not begin to watch by themselves: too many are.
     WatchFork,
     /// A critical process that has no pidfd.
@@ -46,11 +48,12 @@ impl Loss {
     pub fn all() -> impl Iterator<Item = Self> {
         EventKind::ALL.into_iter().map(Self::Ring).chain([
             Self::Event,
-            Self::Kmsg,
             Self::Record,
             Self::Answer,
             Self::WatchProcess,
             Self::WatchPort,
+            Self::WatchSupervisor,
+            Self::KernelLog,
             Self::WatchFork,
             Self::Pidfd,
             Self::Follower,
@@ -67,8 +70,8 @@ impl Loss {
         match self {
             Self::Ring(_) => "ring",
             Self::Event | Self::Record | Self::Answer => "decode",
-            Self::Kmsg => "kmsg",
-            Self::WatchProcess | Self::WatchPort | Self::WatchFork => "watch",
+            Self::WatchProcess | Self::WatchPort | Self::WatchSupervisor | Self::WatchFork => "watch",
+            Self::KernelLog => "kmsg",
             Self::Pidfd => "pidfd",
             Self::Follower => "channel",
             Self::Moment | Self::RefusedRecord => "effect",
@@ -82,11 +85,12 @@ impl Loss {
         match self {
             Self::Ring(kind) => kind.as_str(),
             Self::Event => "event",
-            Self::Kmsg => "line",
             Self::Record | Self::RefusedRecord => "record",
             Self::Answer => "answer",
             Self::WatchProcess => "process",
             Self::WatchPort => "port",
+            Self::WatchSupervisor => "supervisor",
+            Self::KernelLog => "record",
             Self::WatchFork => "fork",
             Self::Pidfd => "open",
             Self::Follower => "follower",

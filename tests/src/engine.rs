@@ -70,21 +70,6 @@ impl Engine {
         Self::spawn(name, declared, command, arguments, folder).await
     }
 
-    /// Starts one as the child of a shell that lets SIGTERM pass; [`Engine::process`] is the shell.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Engine::start`].
-    pub async fn start_supervised(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
-        // Only the child carries the variable: the root is its topmost carrier.
-        const SUPERVISE: &str = r#"declared=$1; shift; trap true TERM; LASTGASP_WORKER=$declared "$@" & wait; wait"#;
-        let declared = folder.join(name).display().to_string();
-        let mut shell = Command::new("env");
-        shell.args(["-u", "LASTGASP_WORKER", "sh", "-c", SUPERVISE, "sh", &declared]);
-        shell.arg(binaries::find("mock-engine")?).args(["--grpc-port", "0"]).args(arguments);
-        Self::spawn(name, declared, shell, arguments, folder).await
-    }
-
     /// Starts one that declares itself a worker, and waits until it serves. `folder` must be one that
     /// its user may write to.
     ///
@@ -103,6 +88,21 @@ impl Engine {
         command.uid(*uid).env("LASTGASP_WORKER", worker).env("LASTGASP_ENGINE", "vllm").env("LASTGASP_MODELS", "tiny");
         command.env("LASTGASP_ENDPOINT", endpoint).env("LASTGASP_GRPC_HEALTH", format!("http://127.0.0.1:{grpc_port}"));
         Self::spawn(name, worker.clone(), command, arguments, folder).await
+    }
+
+    /// Starts one as the child of a shell that lets SIGTERM pass; [`Engine::process`] is the shell.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::start`].
+    pub async fn start_supervised(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        // Only the child carries the variable: the root is its topmost carrier.
+        const SUPERVISE: &str = r#"declared=$1; shift; trap true TERM; LASTGASP_WORKER=$declared "$@" & wait; wait"#;
+        let declared = folder.join(name).display().to_string();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", SUPERVISE, "sh", &declared]).arg(binaries::find("mock-engine")?);
+        shell.args(["--grpc-port", "0"]).args(arguments).env_remove("LASTGASP_WORKER");
+        Self::spawn(name, declared, shell, arguments, folder).await
     }
 
     async fn spawn(

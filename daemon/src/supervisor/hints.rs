@@ -51,7 +51,10 @@ impl Supervisor {
                 tracing::debug!(worker = %self.name(worker), tgid = parent.id.tgid, comm = parent.comm, "supervised by");
                 self.processes.supervised_by(worker, parent.id);
             }
-            Err(error) => tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched"),
+            Err(error) => {
+                tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched");
+                self.metrics.lose(Loss::WatchSupervisor, 1);
+            }
         }
     }
 
@@ -96,7 +99,7 @@ impl Supervisor {
     pub(super) fn kmsg(&mut self, told: Told) {
         let at = proc::monotonic_now();
         match told {
-            Told::Overrun => self.metrics.lose(Loss::Kmsg, 1),
+            Told::Overrun => self.metrics.lose(Loss::KernelLog, 1),
             Told::Fact(Fact::OomKill { tid, scope }) => {
                 let tgid = proc::thread_group(tid).unwrap_or(tid);
                 let Some(tracked) = self.processes.by_pid(tgid) else { return };
@@ -122,7 +125,8 @@ impl Supervisor {
             return;
         }
         let policy = if policy == GpuPolicy::Lost { GpuPolicy::Probe } else { policy };
-        for worker in (0..).map(WorkerId).take(self.workers.len()) {
+        let workers: Vec<_> = self.workers.iter().map(|(worker, _)| worker).collect();
+        for worker in workers {
             let Some(root) = self.processes.root(worker) else { continue };
             let kind = Kind::GpuFault { process: None, fault: fault.clone(), policy };
             self.evidence(Evidence { worker, root, kind, at });

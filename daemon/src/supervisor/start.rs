@@ -94,10 +94,12 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    // Opening it may take a capability, reading it then takes none.
+    let kmsg = Kmsg::open(Facilities::Kernel);
     let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
-    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, reduced, side.handle.clone()));
+    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
 }
@@ -146,6 +148,7 @@ async fn main(
     config: Arc<Config>,
     options: RunOptions,
     ebpf: Result<(Probes, Ring), NoEbpf>,
+    kmsg: std::io::Result<Kmsg>,
     reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
@@ -204,10 +207,10 @@ async fn main(
         },
         Err(no_ebpf) => (None, None, Some(no_ebpf)),
     };
-    let kmsg_off = follow_kmsg(&side, messages.clone());
     if let Some(no_ebpf) = &no_ebpf {
         no_ebpf.log();
     }
+    let kmsg_off = follow_kmsg(kmsg, &side, messages.clone());
     let config_workers = config.workers.clone();
     let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
@@ -261,8 +264,12 @@ async fn main(
 }
 
 /// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
-fn follow_kmsg(side: &tokio::runtime::Handle, messages: mpsc::UnboundedSender<Message>) -> Option<String> {
-    match Kmsg::open(Facilities::Kernel) {
+fn follow_kmsg(
+    kmsg: std::io::Result<Kmsg>,
+    side: &tokio::runtime::Handle,
+    messages: mpsc::UnboundedSender<Message>,
+) -> Option<String> {
+    match kmsg {
         Ok(log) => {
             side.spawn(async move {
                 if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
@@ -300,6 +307,8 @@ impl Supervisor {
         );
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
+            stuck: String::new(),
+            reset_probe: None,
             config,
             declared,
             container: None,
@@ -318,8 +327,6 @@ impl Supervisor {
             evidence: None,
             ending: None,
             reason: String::new(),
-            stuck: String::new(),
-            reset_probe: None,
             since: jiff::Timestamp::now(),
         })
     }

@@ -91,14 +91,12 @@ impl Probe {
                 "a fatal signal is seen at the exit it leads to: after the core dump, if there is one"
             }
             Self::Fork => "new processes of an engine are found by a scan, within seconds",
-            Self::Exec => "a process that runs another program keeps its old title until it is looked at",
+            Self::Exec => "a program that runs in an engine's place, or under another title, goes unseen",
             Self::Rename => "a critical process that titles itself late is found by a scan, within seconds",
             Self::MarkVictim => "an OOM kill looks like any other SIGKILL",
             Self::ListenerClosed => "a listener that closes is seen by the next health check",
-            Self::SignalGenerate => "certificates do not say who sent a signal",
-            Self::TcpResetSent | Self::TcpResetReceived => {
-                "TCP resets neither hasten a probe nor stand in certificates"
-            }
+            Self::SignalGenerate => "who sent a signal is not known, and one to a supervisor goes unseen",
+            Self::TcpResetSent | Self::TcpResetReceived => "resets do not ask for a health check before its time",
         }
     }
 
