@@ -55,18 +55,17 @@ impl Proxy {
         let url = format!("{}{path}", listing.endpoint);
         let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
         let mut sending = std::pin::pin!(request.send());
+        let stall = self.config.stall_timeout;
         let sent = loop {
+            let lost = async { _ = fate.wait_for(leaves).await };
             tokio::select! {
                 biased;
-                _ = fate.wait_for(leaves) => {
-                    return Err((ticket, Declined::Unreachable("the worker was lost".into())));
-                }
+                () = lost => return Err((ticket, Declined::Unreachable("the worker was lost".into()))),
                 sent = &mut sending => break sent,
-                () = tokio::time::sleep(self.config.stall_timeout.unwrap_or_default()), if self.config.stall_timeout.is_some() => {
-                    if !self.answers(&listing, true).await {
-                        return Err((ticket, Declined::Unreachable("it is silent and not well".into())));
-                    }
-                }
+                () = tokio::time::sleep(stall.unwrap_or_default()), if stall.is_some() => {}
+            }
+            if !self.answers(&listing, true).await {
+                return Err((ticket, Declined::Unreachable("it is silent and not well".into())));
             }
         };
         match sent {

@@ -17,7 +17,7 @@ use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
 use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
 use crate::errors::ApiError;
-use crate::workers::{Fate, Listing, Outcome, Ticket};
+use crate::workers::{Fate, Outcome, Ticket};
 
 /// Pieces that may wait for a slow client before the worker is no longer read.
 const QUEUE: usize = 16;
