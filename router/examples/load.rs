@@ -28,8 +28,8 @@ use tokio_stream::StreamExt;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Tokens of each stream, and the time between them.
-const TOKENS: usize = 200;
-const PACE: Duration = Duration::from_millis(100);
+const TOKENS: usize = 40;
+const PACE: Duration = Duration::from_secs(1);
 
 struct Worker {
     start: Instant,

@@ -82,7 +82,7 @@ async fn serve(args: Args) -> Result<(), String> {
     if tokio::time::timeout(args.shutdown_timeout.max(Duration::from_millis(1)), serving).await.is_err() {
         warn!("streams are cut: --shutdown-timeout is over");
     }
-    following.stop();
+    following.stop().await;
     Ok(())
 }
 

@@ -214,7 +214,12 @@ impl Daemon {
         Self::start_by(user.command(&binaries::find("lastgasp")?), config, folder).await
     }
 
-    async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+    /// As [`Self::start`], by a command that becomes `lastgasp` when arguments are added.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`].
+    pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);

@@ -2,29 +2,54 @@
 
 use std::time::Duration;
 
-use lastgasp_protocol::kv::{Bucket, Expect, WriteError};
+use lastgasp_protocol::kv::{Bucket, Expect, Value, WriteError};
 use lastgasp_protocol::{ROUTERS_BUCKET, RouterLease};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{Link, backoff};
 
 /// How long the key stays without being renewed.
 const TTL: Duration = Duration::from_secs(6);
+/// Longest wait for it to be deleted.
+const GIVE_BACK: Duration = Duration::from_secs(1);
 /// Three chances to renew it.
 const RENEWAL: Duration = Duration::from_secs(2);
 
-/// Keeps the key for as long as the router runs.
-pub(super) async fn run(mut link: Link) {
+/// Keeps the key until the router is stopped, then gives it back.
+pub(super) async fn run(mut link: Link, mut stopped: watch::Receiver<bool>) {
     let lease = RouterLease::new(link.settings.name.clone(), env!("CARGO_PKG_VERSION"));
     let mut attempts = 0;
-    loop {
-        _ = link.connections.wait_for(|count| *count > 0).await;
-        if let Err(error) = hold(&link, &lease, &mut attempts).await {
-            warn!(%error, "the router's lease is not held, trying again");
+    let keep = async {
+        loop {
+            _ = link.connections.wait_for(|count| *count > 0).await;
+            if let Err(error) = hold(&link, &lease, &mut attempts).await {
+                warn!(%error, "the router's lease is not held, trying again");
+            }
+            tokio::time::sleep(backoff(attempts)).await;
+            attempts += 1;
         }
-        tokio::time::sleep(backoff(attempts)).await;
-        attempts += 1;
+    };
+    tokio::select! {
+        () = keep => {}
+        _ = stopped.wait_for(|stopped| *stopped) => {}
     }
+    // Daemons need not wait for an answer of a router that is gone. If this fails, the TTL says it.
+    _ = tokio::time::timeout(GIVE_BACK, give_back(&link, &lease)).await;
+}
+
+async fn give_back(link: &Link, lease: &RouterLease) -> Result<(), async_nats::Error> {
+    if *link.connections.borrow() == 0 {
+        return Ok(());
+    }
+    let bucket = Bucket::open(&link.context, ROUTERS_BUCKET, link.settings.replicas).await?;
+    let key = lease.router.token();
+    if let Some(entry) = bucket.read(&key).await?
+        && matches!(entry.value, Value::Put(_))
+    {
+        bucket.delete(&key, entry.payload, Expect::Revision(entry.revision), TTL).await?;
+    }
+    Ok(())
 }
 
 async fn hold(link: &Link, lease: &RouterLease, attempts: &mut usize) -> Result<(), async_nats::Error> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_nats::{ConnectOptions, Event, jetstream};
 use lastgasp_protocol::Name;
-use tokio::sync::watch as latest;
+use tokio::sync::{oneshot, watch as latest};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -59,6 +59,9 @@ pub enum ConnectError {
         /// Why.
         source: async_nats::ConnectError,
     },
+    /// The thread cannot be started.
+    #[error("no thread for NATS: {0}")]
+    Thread(std::io::Error),
 }
 
 /// What all tasks here share.
@@ -72,11 +75,12 @@ struct Link {
     connections: latest::Receiver<u64>,
 }
 
-/// The tasks that follow NATS. Dropping it ends them.
+/// The thread that follows NATS. Dropping it ends that.
 #[derive(Debug)]
 pub struct Following {
-    tasks: JoinSet<()>,
     listed: latest::Receiver<bool>,
+    stop: latest::Sender<bool>,
+    ended: oneshot::Receiver<()>,
 }
 
 impl Following {
@@ -86,17 +90,51 @@ impl Following {
         _ = self.listed.wait_for(|listed| *listed).await;
     }
 
-    /// Ends all tasks.
-    pub fn stop(&mut self) {
-        self.tasks.abort_all();
+    /// Gives the router's lease back and ends.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        _ = self.ended.await;
     }
 }
 
-/// Begins to follow NATS. Returns at once, whether a server answers or not.
+/// Begins to follow NATS, in a thread of its own: a signal must not queue behind the chunks of
+/// thousands of streams. Returns at once, whether a server answers or not.
 ///
 /// # Errors
 /// The settings cannot be used.
 pub async fn follow(settings: Settings, proxy: Arc<Proxy>) -> Result<Following, ConnectError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ConnectError::Thread)?;
+    let (listing, listed) = latest::channel(false);
+    let (stop, stopped) = latest::channel(false);
+    let (tell, told) = oneshot::channel();
+    let (end, ended) = oneshot::channel();
+    let body = move || {
+        runtime.block_on(async {
+            let begun = begin(settings, proxy, listing, stopped.clone()).await;
+            let (mut tasks, result) = match begun {
+                Ok(tasks) => (tasks, Ok(())),
+                Err(error) => (JoinSet::new(), Err(error)),
+            };
+            _ = tell.send(result);
+            // Only the lease ends by itself, when it is given back; then nothing is left to do.
+            tasks.join_next().await;
+        });
+        _ = end.send(());
+    };
+    std::thread::Builder::new().name("nats".into()).spawn(body).map_err(ConnectError::Thread)?;
+    match told.await {
+        Ok(result) => result?,
+        Err(_) => return Err(ConnectError::Thread(std::io::Error::other("it ended"))),
+    }
+    Ok(Following { listed, stop, ended })
+}
+
+async fn begin(
+    settings: Settings,
+    proxy: Arc<Proxy>,
+    listing: latest::Sender<bool>,
+    stopped: latest::Receiver<bool>,
+) -> Result<JoinSet<()>, ConnectError> {
     let (connected, connections) = latest::channel(0);
     let connected = Arc::new(connected);
     let workers = Arc::clone(&proxy.workers);
@@ -132,13 +170,12 @@ pub async fn follow(settings: Settings, proxy: Arc<Proxy>) -> Result<Following, 
     info!(url, "following NATS");
     let context = jetstream::new(client.clone());
     let link = Link { client, context, proxy, settings, connections };
-    let (listing, listed) = latest::channel(false);
     let mut tasks = JoinSet::new();
     tasks.spawn(watch::workers(link.clone(), listing));
     tasks.spawn(watch::nodes(link.clone()));
     tasks.spawn(signals::run(link.clone()));
-    tasks.spawn(lease::run(link));
-    Ok(Following { tasks, listed })
+    tasks.spawn(lease::run(link, stopped));
+    Ok(tasks)
 }
 
 /// Doubling from the first bound to the second, each time between half and the whole of it.

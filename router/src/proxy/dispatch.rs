@@ -1,7 +1,7 @@
 //! Finding a worker that takes a request.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
@@ -81,30 +81,44 @@ impl Proxy {
     pub async fn reserve(
         &self,
         model: &str,
-        tried: &Tried,
+        tried: &mut Tried,
         stream: bool,
         deadline: tokio::time::Instant,
     ) -> Option<Ticket> {
         let mut changes = self.workers.changes();
-        let Tried { now, before } = tried;
-        let all = [now.as_slice(), before.as_slice()].concat();
+        let mut again = tokio::time::Instant::now() + PAUSE;
         loop {
             changes.borrow_and_update();
-            for excluded in [&all, now] {
+            let Tried { failed, unreachable, before } = tried;
+            let now = [failed.as_slice(), unreachable.as_slice()].concat();
+            let all = [now.as_slice(), before.as_slice()].concat();
+            for excluded in [&all, &now] {
                 if let Some(ticket) = self.workers.choose(model, excluded, stream) {
                     return Some(ticket);
                 }
             }
-            tokio::time::timeout_at(deadline, changes.changed()).await.ok()?.ok()?;
+            tokio::select! {
+                changed = changes.changed() => changed.ok()?,
+                () = tokio::time::sleep_until(deadline) => return None,
+                () = tokio::time::sleep_until(again), if !unreachable.is_empty() => {
+                    unreachable.clear();
+                    again = tokio::time::Instant::now() + PAUSE;
+                }
+            }
         }
     }
 }
 
+/// Before a worker that could not be reached is tried again, where there is no other.
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Workers that failed a request.
 #[derive(Debug, Clone, Default)]
 pub struct Tried {
-    /// Not asked again.
-    pub now: Vec<Arc<Listing>>,
+    /// They had the request, and lost it: not asked again.
+    pub failed: Vec<Arc<Listing>>,
+    /// They did not accept a connection: asked again after a pause, if there is nobody else.
+    pub unreachable: Vec<Arc<Listing>>,
     /// They served a part of it, and are asked again only if there is nobody else.
     pub before: Vec<Arc<Listing>>,
 }

@@ -127,7 +127,7 @@ impl Session {
         loop {
             // A worker that says no is better told at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
-            let Some(ticket) = self.proxy.reserve(&self.inbound.model, &self.tried, true, deadline).await else {
+            let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
                 return Err(match declined {
                     Some(response) => Unopened::Answer(response),
                     None => Unopened::NoWorker(ApiError::unavailable(
@@ -160,7 +160,7 @@ impl Session {
                 }
                 Err((_, Declined::Status(response))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
-                    self.tried.now.push(listing);
+                    self.tried.failed.push(listing);
                     if !self.stream.produced() {
                         self.retry("status");
                         if self.retries > self.proxy.config.max_retries {
@@ -171,7 +171,7 @@ impl Session {
                 }
                 Err((_, Declined::Unreachable(error))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
-                    self.tried.now.push(listing);
+                    self.tried.unreachable.push(listing);
                 }
             }
         }
@@ -195,9 +195,9 @@ impl Session {
             drop(response);
             let since = Instant::now();
             if self.stream.has_begun() {
-                self.tried.before.append(&mut self.tried.now);
+                self.tried.before.append(&mut self.tried.failed);
             }
-            self.tried.now.push(Arc::clone(ticket.listing()));
+            self.tried.failed.push(Arc::clone(ticket.listing()));
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {

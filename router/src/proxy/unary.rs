@@ -37,7 +37,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     let mut answer: Option<Response> = None;
     let response = loop {
         let deadline = if answer.is_some() { tokio::time::Instant::now() } else { deadline };
-        let Some(ticket) = proxy.reserve(&inbound.model, &tried, false, deadline).await else {
+        let Some(ticket) = proxy.reserve(&inbound.model, &mut tried, false, deadline).await else {
             let none = || {
                 let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
                 ApiError::unavailable("no_worker", message).into_response()
@@ -62,12 +62,12 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             // It never had the request.
             Err((_, Declined::Unreachable(error))) => {
                 info!(id = %inbound.id, worker = %listing.key, error, "not reached");
-                tried.now.push(listing);
+                tried.unreachable.push(listing);
                 continue;
             }
         };
         info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
-        tried.now.push(listing);
+        tried.failed.push(listing);
         if retries == proxy.config.max_retries {
             let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");
             break answer.unwrap_or_else(|| ApiError::unavailable("retries_exhausted", message).into_response());
