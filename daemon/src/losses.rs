@@ -23,6 +23,10 @@ pub enum Loss {
     WatchProcess,
     /// A serving port that the kernel programs cannot be told to watch.
     WatchPort,
+    /// A supervisor whose signals the kernel programs cannot be told to watch.
+    WatchSupervisor,
+    /// Records of the kernel's log that were overwritten before they were read; how many is not known.
+    KernelLog,
     /// A new process that the kernel programs could not begin to watch by themselves: too many are.
     WatchFork,
     /// A critical process that has no pidfd.
@@ -48,6 +52,8 @@ impl Loss {
             Self::Answer,
             Self::WatchProcess,
             Self::WatchPort,
+            Self::WatchSupervisor,
+            Self::KernelLog,
             Self::WatchFork,
             Self::Pidfd,
             Self::Follower,
@@ -64,7 +70,8 @@ impl Loss {
         match self {
             Self::Ring(_) => "ring",
             Self::Event | Self::Record | Self::Answer => "decode",
-            Self::WatchProcess | Self::WatchPort | Self::WatchFork => "watch",
+            Self::WatchProcess | Self::WatchPort | Self::WatchSupervisor | Self::WatchFork => "watch",
+            Self::KernelLog => "kmsg",
             Self::Pidfd => "pidfd",
             Self::Follower => "channel",
             Self::Moment | Self::RefusedRecord => "effect",
@@ -82,6 +89,8 @@ impl Loss {
             Self::Answer => "answer",
             Self::WatchProcess => "process",
             Self::WatchPort => "port",
+            Self::WatchSupervisor => "supervisor",
+            Self::KernelLog => "record",
             Self::WatchFork => "fork",
             Self::Pidfd => "open",
             Self::Follower => "follower",

@@ -5,11 +5,14 @@
 //! comm may be a thread's and the command line is gone.
 
 use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lastgasp_ebpf::{Event, EventFlags, EventKind};
+use lastgasp_protocol::Sender;
 
-use crate::core::{Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
+use crate::core::{Addressee, Direction, Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
 use crate::engines::Names;
 
 /// Gives a process its role from its parent's names, if they are known, and its own, and with it
@@ -31,10 +34,18 @@ pub struct Tracked {
     pub critical: bool,
     /// Its end was reported, by the kernel or by its pidfd.
     pub exit_seen: bool,
+    /// The file that a critical process runs, where it could be read.
+    pub exe: Option<PathBuf>,
 }
 
 impl Tracked {
-    fn process(&self) -> Process {
+    fn new(id: ProcessId, worker: WorkerId, root: ProcessId, title: Arc<str>) -> Self {
+        Self { id, worker, root, title, critical: false, exit_seen: false, exe: None }
+    }
+
+    /// What evidence says of it.
+    #[must_use]
+    pub fn process(&self) -> Process {
         Process { tgid: self.id.tgid, title: Arc::clone(&self.title), root: self.id == self.root }
     }
 }
@@ -56,6 +67,27 @@ pub enum Noticed {
     /// The names of this process have changed and may tell its role: read them, and those of its
     /// parent, and call [`Processes::seen`].
     LookAt(ProcessId),
+    /// A critical process runs another program, which may be the same one again.
+    Executed(ProcessId),
+    /// A signal was sent to the supervisor of these workers.
+    SupervisorSignalled(Vec<Evidence>),
+    /// Connections of a serving port were reset.
+    TcpReset {
+        /// Whose.
+        worker: WorkerId,
+        /// The root of the life.
+        root: ProcessId,
+        /// Which way.
+        direction: Direction,
+        /// The kernel's number for the reason.
+        reason: Option<u32>,
+        /// The other end of the last one.
+        peer: SocketAddr,
+        /// How many.
+        count: u64,
+        /// When.
+        at: Nanos,
+    },
     /// The kernel could not watch a child: look at the whole tree of this root.
     Rescan(WorkerId),
     /// A listening socket was closed; whether another one is left there is to be looked up.
@@ -78,6 +110,8 @@ pub enum Noticed {
 pub struct Processes {
     by_tgid: HashMap<u32, Tracked>,
     roots: HashMap<WorkerId, (ProcessId, RoleOf)>,
+    /// The parents of roots, and whose.
+    supervisors: HashMap<ProcessId, Vec<WorkerId>>,
 }
 
 impl Processes {
@@ -85,7 +119,7 @@ impl Processes {
     pub fn adopt_root(&mut self, worker: WorkerId, root: ProcessId, title: &str, role_of: RoleOf) -> Noticed {
         self.forget(worker);
         self.roots.insert(worker, (root, role_of));
-        let tracked = Tracked { id: root, worker, root, title: title.into(), critical: true, exit_seen: false };
+        let tracked = Tracked { critical: true, ..Tracked::new(root, worker, root, title.into()) };
         self.by_tgid.insert(root.tgid, tracked);
         Noticed::Critical { worker, root, id: root }
     }
@@ -94,6 +128,40 @@ impl Processes {
     pub fn forget(&mut self, worker: WorkerId) {
         self.roots.remove(&worker);
         self.by_tgid.retain(|_, tracked| tracked.worker != worker);
+    }
+
+    /// A worker's root has this parent, and none other any more. A signal to it is a word about the
+    /// worker.
+    pub fn supervised_by(&mut self, worker: WorkerId, supervisor: ProcessId) {
+        self.supervisors.entry(supervisor).or_default().push(worker);
+    }
+
+    /// Forgets who supervises a worker; a supervisor that is nobody's any more is returned.
+    pub fn unsupervised(&mut self, worker: WorkerId) -> Option<ProcessId> {
+        for workers in self.supervisors.values_mut() {
+            workers.retain(|supervised| *supervised != worker);
+        }
+        let idle = self.supervisors.iter().find(|(_, workers)| workers.is_empty()).map(|(id, _)| *id)?;
+        self.supervisors.remove(&idle);
+        Some(idle)
+    }
+
+    /// Whether this pid is a process of some worker's tree.
+    #[must_use]
+    pub fn is_tracked(&self, tgid: u32) -> bool {
+        self.by_tgid.contains_key(&tgid)
+    }
+
+    /// The process of some worker's tree with this pid, whichever incarnation.
+    #[must_use]
+    pub fn by_pid(&self, tgid: u32) -> Option<&Tracked> {
+        self.by_tgid.get(&tgid)
+    }
+
+    /// Notes the file that a critical process runs; the former one.
+    pub fn runs(&mut self, id: ProcessId, exe: Option<PathBuf>) -> Option<PathBuf> {
+        let tracked = self.by_tgid.get_mut(&id.tgid).filter(|tracked| tracked.id == id)?;
+        std::mem::replace(&mut tracked.exe, exe)
     }
 
     /// Forgets one process.
@@ -118,17 +186,10 @@ impl Processes {
             return None;
         }
         let role = role_of(parent, names);
-        let tracked = self.by_tgid.entry(id.tgid).or_insert_with(|| Tracked {
-            id,
-            worker,
-            root,
-            title: comm.into(),
-            critical: false,
-            exit_seen: false,
-        });
+        let tracked = self.by_tgid.entry(id.tgid).or_insert_with(|| Tracked::new(id, worker, root, comm.into()));
         if tracked.id != id {
             // The pid was used again before the former process's end was heard of.
-            *tracked = Tracked { id, worker, root, title: comm.into(), critical: false, exit_seen: false };
+            *tracked = Tracked::new(id, worker, root, comm.into());
         }
         if tracked.critical {
             // The rank in the command line may appear after the title in the comm did.
@@ -233,12 +294,35 @@ impl Processes {
                 let parent = self.by_tgid.get(&event.parent_tgid)?;
                 let (worker, root) = (parent.worker, parent.root);
                 let title = String::from_utf8_lossy(event.comm()).into();
-                self.by_tgid.insert(id.tgid, Tracked { id, worker, root, title, critical: false, exit_seen: false });
+                self.by_tgid.insert(id.tgid, Tracked::new(id, worker, root, title));
                 event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
             }
             EventKind::Exec | EventKind::Rename => {
                 let tracked = self.get(id)?;
-                (!tracked.critical).then_some(Noticed::LookAt(id))
+                match (tracked.critical, event.kind()?) {
+                    (false, _) => Some(Noticed::LookAt(id)),
+                    (true, EventKind::Exec) => Some(Noticed::Executed(id)),
+                    (true, _) => None,
+                }
+            }
+            EventKind::SignalGenerate => self.signal_sent(event, id, at),
+            EventKind::TcpResetSent | EventKind::TcpResetReceived => {
+                let worker = WorkerId(event.slot);
+                let (root, _) = self.roots.get(&worker)?;
+                let direction = match event.kind()? {
+                    EventKind::TcpResetSent => Direction::Sent,
+                    _ => Direction::Received,
+                };
+                let address: IpAddr = Ipv6Addr::from(event.peer).to_canonical();
+                Some(Noticed::TcpReset {
+                    worker,
+                    root: *root,
+                    direction,
+                    reason: event.flags.contains(EventFlags::REASON_KNOWN).then_some(event.reason),
+                    peer: SocketAddr::new(address, u16::try_from(event.peer_port).unwrap_or_default()),
+                    count: event.count.into(),
+                    at,
+                })
             }
             // Engines listen on many ports of their own (vLLM's gloo on thirteen): only the one that
             // was registered is the serving port.
@@ -256,6 +340,44 @@ impl Processes {
             }
         }
     }
+}
+
+impl Processes {
+    /// A signal was sent to a process of a worker's tree, or to what supervises it.
+    fn signal_sent(&self, event: &Event, id: ProcessId, at: Nanos) -> Option<Noticed> {
+        let signal = event.signal.cast_signed();
+        let ending = event.flags.contains(EventFlags::GROUP_EXIT);
+        // Those that a process handles may come often, and say nothing.
+        let handled = matches!(signal, libc::SIGHUP | libc::SIGUSR1 | libc::SIGUSR2 | libc::SIGPIPE | libc::SIGXCPU);
+        if handled && !ending {
+            return None;
+        }
+        let sent = |to| Kind::SignalSent { to, signal, sender: sender(event), ending };
+        if let Some(tracked) = self.get(id) {
+            return tracked.critical.then(|| evidence(tracked, |process| sent(Addressee::Process(process)), at));
+        }
+        let workers = self.supervisors.get(&id)?;
+        let to = Addressee::Supervisor { tgid: id.tgid };
+        let of = |worker: &WorkerId| {
+            let (root, _) = self.roots.get(worker)?;
+            Some(Evidence { worker: *worker, root: *root, kind: sent(to.clone()), at })
+        };
+        Some(Noticed::SupervisorSignalled(workers.iter().filter_map(of).collect()))
+    }
+}
+
+fn sender(event: &Event) -> Sender {
+    if event.flags.contains(EventFlags::FROM_KERNEL) {
+        return Sender::kernel();
+    }
+    // The root cgroup's id, which is what everybody has on a host with cgroup v1.
+    const ROOT_CGROUP: u64 = 1;
+    let comm = if event.sender_tgid == event.tgid {
+        Sender::ITSELF.to_owned()
+    } else {
+        String::from_utf8_lossy(event.comm()).into_owned()
+    };
+    Sender { pid: event.sender_tgid, comm, cgroup: (event.cgroup > ROOT_CGROUP).then_some(event.cgroup) }
 }
 
 fn evidence(tracked: &Tracked, kind: impl FnOnce(Process) -> Kind, at: Nanos) -> Noticed {
@@ -288,10 +410,9 @@ mod tests {
 
     fn event(kind: EventKind, tgid: u32, start_ticks: u64) -> Event {
         let mut bytes = [0_u8; size_of::<Event>()];
-        bytes[8..16].copy_from_slice(&(start_ticks * 10_000_000).to_ne_bytes());
-        bytes[16..20].copy_from_slice(&(kind as u32).to_ne_bytes());
-        bytes[28..32].copy_from_slice(&tgid.to_ne_bytes());
-        Event::from_bytes(&bytes).expect("an event's size")
+        bytes[24..28].copy_from_slice(&(kind as u32).to_ne_bytes());
+        let event = Event::from_bytes(&bytes).expect("an event's size");
+        Event { start_boottime: start_ticks * 10_000_000, tgid, ..event }
     }
 
     fn forked(processes: &mut Processes, child: u32, parent: u32) {
@@ -396,6 +517,37 @@ mod tests {
         assert_eq!(processes.event(&deliver(segv, EventFlags::default())), None, "it has a handler");
         assert!(processes.event(&deliver(segv, default)).is_some());
         assert!(processes.event(&deliver(9, EventFlags::UNKILLABLE)).is_some(), "KILL from outside cannot be ignored");
+    }
+
+    #[test]
+    fn a_signal_is_told_with_its_sender() {
+        let mut processes = tree();
+        let sent = |signal, flags| Event { signal, flags, sender_tgid: 7, ..event(EventKind::SignalGenerate, 100, 7) };
+        let mut kill = sent(9, EventFlags::GROUP_EXIT);
+        kill.comm[..4].copy_from_slice(b"kill");
+        let told = |processes: &mut Processes, event: &Event| match processes.event(event) {
+            Some(Noticed::Evidence(Evidence { kind: Kind::SignalSent { sender, .. }, .. })) => Some(sender.to_string()),
+            _ => None,
+        };
+        assert_eq!(told(&mut processes, &kill).as_deref(), Some("kill (pid 7)"));
+        let itself = Event { sender_tgid: 100, ..sent(6, EventFlags::default()) };
+        assert_eq!(told(&mut processes, &itself).as_deref(), Some("itself"));
+        let kernel = Event { sender_tgid: 0, ..sent(9, EventFlags::FROM_KERNEL) };
+        assert_eq!(told(&mut processes, &kernel).as_deref(), Some("the kernel"));
+        let handled = sent(10, EventFlags::default());
+        assert_eq!(told(&mut processes, &handled), None, "SIGUSR1 to one that handles it");
+    }
+
+    #[test]
+    fn a_signal_to_the_supervisor_is_a_word_about_its_workers() {
+        let mut processes = tree();
+        let shell = ProcessId { tgid: 50, start_ticks: 3 };
+        processes.supervised_by(W, shell);
+        let sent = Event { signal: 15, sender_tgid: 7, ..event(EventKind::SignalGenerate, 50, 3) };
+        let Some(Noticed::SupervisorSignalled(evidence)) = processes.event(&sent) else { panic!("nothing") };
+        assert_eq!((evidence[0].worker, evidence[0].root), (W, ROOT));
+        assert_eq!(processes.unsupervised(W), Some(shell), "nobody else's");
+        assert_eq!(processes.event(&sent), None);
     }
 
     #[test]

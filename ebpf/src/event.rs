@@ -33,6 +33,16 @@ pub enum EventKind {
     MarkVictim = 5,
     /// A listening socket left LISTEN: on a watched port, or closed by a watched process.
     ListenerClosed = 6,
+    /// Somebody sent a watched process a signal that may end it, ask it to end, or
+    /// stop it (`SIGSTOP`); told by the sender's own thread. It may come after the
+    /// process's own events about that signal: the victim may run on another CPU.
+    SignalGenerate = 7,
+    /// The kernel sent a TCP reset from a watched port. One in
+    /// [`RESET_WINDOW`](crate::RESET_WINDOW) per port and reason, with the
+    /// [`count`](Event::count) of all since the last one.
+    TcpResetSent = 8,
+    /// A connection of a watched port was reset by its peer; limited like the former.
+    TcpResetReceived = 9,
 }
 
 impl EventKind {
@@ -40,8 +50,18 @@ impl EventKind {
     pub const COUNT: usize = Self::ALL.len();
 
     /// Every kind, in the order of its number.
-    pub const ALL: [Self; 7] =
-        [Self::Exit, Self::SignalDeliver, Self::Fork, Self::Exec, Self::Rename, Self::MarkVictim, Self::ListenerClosed];
+    pub const ALL: [Self; 10] = [
+        Self::Exit,
+        Self::SignalDeliver,
+        Self::Fork,
+        Self::Exec,
+        Self::Rename,
+        Self::MarkVictim,
+        Self::ListenerClosed,
+        Self::SignalGenerate,
+        Self::TcpResetSent,
+        Self::TcpResetReceived,
+    ];
 
     /// The kind with this number; `None` for a number that this build does not know.
     #[must_use]
@@ -54,6 +74,9 @@ impl EventKind {
             4 => Some(Self::Rename),
             5 => Some(Self::MarkVictim),
             6 => Some(Self::ListenerClosed),
+            7 => Some(Self::SignalGenerate),
+            8 => Some(Self::TcpResetSent),
+            9 => Some(Self::TcpResetReceived),
             _ => None,
         }
     }
@@ -69,6 +92,9 @@ impl EventKind {
             Self::Rename => "rename",
             Self::MarkVictim => "mark_victim",
             Self::ListenerClosed => "listener_closed",
+            Self::SignalGenerate => "signal_generate",
+            Self::TcpResetSent => "tcp_reset_sent",
+            Self::TcpResetReceived => "tcp_reset_received",
         }
     }
 }
@@ -86,7 +112,7 @@ impl EventFlags {
     /// include/linux/sched/signal.h): a default action other than KILL may
     /// still be ignored after this event.
     pub const UNKILLABLE: Self = Self(1 << 1);
-    /// Signal: the kernel has begun to end the whole process
+    /// Signal, also when it is sent: the kernel has begun to end the whole process
     /// (`SIGNAL_GROUP_EXIT`). [`Event::exit_code`] is then its wait status.
     pub const GROUP_EXIT: Self = Self(1 << 2);
     /// Signal: no handler is installed, the default action follows. Certain to
@@ -104,6 +130,11 @@ impl EventFlags {
     /// OOM: this kernel names a thread only, and it is not a group leader.
     /// [`Event::tgid`] is zero until user space has looked it up.
     pub const TGID_UNKNOWN: Self = Self(1 << 8);
+    /// Signal sent: no process sent it, but the kernel itself (a fault, the OOM
+    /// killer, a dying pid namespace, a timer); the sender's fields are zero.
+    pub const FROM_KERNEL: Self = Self(1 << 9);
+    /// TCP reset: this kernel tells why it sends one, in [`Event::reason`].
+    pub const REASON_KNOWN: Self = Self(1 << 10);
 
     /// Whether every flag of `other` is set.
     #[must_use]
@@ -138,18 +169,25 @@ pub struct Event {
     /// leader. [`start_ticks`](crate::start_ticks) makes it field 22 of
     /// `/proc/PID/stat`. It survives exec, also that of another thread.
     pub start_boottime: u64,
+    /// Signal sent: the sender's cgroup v2 id, which is the inode number of its
+    /// directory; 1, the root's, for everybody on a host with cgroup v1.
+    pub cgroup: u64,
     /// An [`EventKind`]; see [`Event::kind`].
     pub kind: u32,
     /// Facts about the event.
     pub flags: EventFlags,
     /// The worker, as user space numbered it.
     pub slot: u32,
-    /// The process: for a fork the child, for a listener the one that closed it.
+    /// The process: for a fork the child, for a listener the one that closed it,
+    /// for a signal the one that it reaches.
     pub tgid: u32,
-    /// The thread in which it happened; for a fork the child's first.
+    /// The thread in which it happened; for a fork the child's first. Not told for
+    /// a TCP reset, which happens in whoever is running.
     pub tid: u32,
     /// Fork: the process that made this one.
     pub parent_tgid: u32,
+    /// Signal sent: the process that sent it.
+    pub sender_tgid: u32,
     /// Exit, and signal with `GROUP_EXIT`: the raw wait status. Low 7 bits the
     /// signal, 0x80 a core was dumped, then the exit status from bit 8.
     pub exit_code: u32,
@@ -157,32 +195,48 @@ pub struct Event {
     /// a SIGTERM with its default action arrives as 9, and the truth is in
     /// `exit_code`.
     pub signal: u32,
-    /// Listener: the network namespace, as the inode number of `/proc/PID/ns/net`.
+    /// Listener, TCP reset: the network namespace, as the inode number of `/proc/PID/ns/net`.
     pub netns: u32,
-    /// Listener: the local TCP port.
+    /// Listener, TCP reset: the local TCP port.
     pub port: u32,
+    /// TCP reset: the peer's port.
+    pub peer_port: u32,
+    /// TCP reset: a number of `enum sk_rst_reason` of this kernel, see `REASON_KNOWN`.
+    pub reason: u32,
+    /// TCP reset: how many there were since the last event of this port and reason,
+    /// this one included. About: CPUs do not wait for each other to count.
+    pub count: u32,
     /// The group leader's `comm`, never another thread's. For a fork the name of
-    /// the thread that forked; for a rename and an exec the new one.
+    /// the thread that forked; for a rename and an exec the new one; for a signal
+    /// that is sent the sender's.
     pub comm: [u8; COMM_BYTES],
+    /// TCP reset: the peer's address, an IPv4 one mapped into IPv6.
+    pub peer: [u8; 16],
 }
 
 const _: () = {
-    assert!(size_of::<Event>() == 72);
+    assert!(size_of::<Event>() == 112);
     assert!(align_of::<Event>() == 8);
     assert!(offset_of!(Event, at) == 0);
     assert!(offset_of!(Event, start_boottime) == 8);
-    assert!(offset_of!(Event, kind) == 16);
-    assert!(offset_of!(Event, flags) == 20);
-    assert!(offset_of!(Event, slot) == 24);
-    assert!(offset_of!(Event, tgid) == 28);
-    assert!(offset_of!(Event, tid) == 32);
-    assert!(offset_of!(Event, parent_tgid) == 36);
-    assert!(offset_of!(Event, exit_code) == 40);
-    assert!(offset_of!(Event, signal) == 44);
-    assert!(offset_of!(Event, netns) == 48);
-    assert!(offset_of!(Event, port) == 52);
+    assert!(offset_of!(Event, cgroup) == 16);
+    assert!(offset_of!(Event, kind) == 24);
+    assert!(offset_of!(Event, flags) == 28);
+    assert!(offset_of!(Event, slot) == 32);
+    assert!(offset_of!(Event, tgid) == 36);
+    assert!(offset_of!(Event, tid) == 40);
+    assert!(offset_of!(Event, parent_tgid) == 44);
+    assert!(offset_of!(Event, sender_tgid) == 48);
+    assert!(offset_of!(Event, exit_code) == 52);
+    assert!(offset_of!(Event, signal) == 56);
+    assert!(offset_of!(Event, netns) == 60);
+    assert!(offset_of!(Event, port) == 64);
+    assert!(offset_of!(Event, peer_port) == 68);
+    assert!(offset_of!(Event, reason) == 72);
+    assert!(offset_of!(Event, count) == 76);
+    assert!(offset_of!(Event, comm) == 80);
     // The last field ends where the struct ends: no padding, nowhere.
-    assert!(offset_of!(Event, comm) + COMM_BYTES == size_of::<Event>());
+    assert!(offset_of!(Event, peer) + 16 == size_of::<Event>());
     let mut number = 0;
     while number < EventKind::COUNT {
         assert!(EventKind::ALL[number] as usize == number);
@@ -220,21 +274,29 @@ impl Event {
             u32::from_ne_bytes(field)
         };
         let mut comm = [0; COMM_BYTES];
-        comm.copy_from_slice(&bytes[offset_of!(Self, comm)..]);
+        comm.copy_from_slice(&bytes[offset_of!(Self, comm)..offset_of!(Self, peer)]);
+        let mut peer = [0; 16];
+        peer.copy_from_slice(&bytes[offset_of!(Self, peer)..]);
         Some(Self {
             at: long(offset_of!(Self, at)),
             start_boottime: long(offset_of!(Self, start_boottime)),
+            cgroup: long(offset_of!(Self, cgroup)),
             kind: word(offset_of!(Self, kind)),
             flags: EventFlags(word(offset_of!(Self, flags))),
             slot: word(offset_of!(Self, slot)),
             tgid: word(offset_of!(Self, tgid)),
             tid: word(offset_of!(Self, tid)),
             parent_tgid: word(offset_of!(Self, parent_tgid)),
+            sender_tgid: word(offset_of!(Self, sender_tgid)),
             exit_code: word(offset_of!(Self, exit_code)),
             signal: word(offset_of!(Self, signal)),
             netns: word(offset_of!(Self, netns)),
             port: word(offset_of!(Self, port)),
+            peer_port: word(offset_of!(Self, peer_port)),
+            reason: word(offset_of!(Self, reason)),
+            count: word(offset_of!(Self, count)),
             comm,
+            peer,
         })
     }
 
@@ -263,17 +325,20 @@ mod tests {
     fn an_event_is_read_from_its_bytes_field_by_field() {
         let mut bytes = [0u8; size_of::<Event>()];
         for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::try_from(at).expect("72 bytes");
+            *byte = u8::try_from(at).expect("112 bytes");
         }
         let event = Event::from_bytes(&bytes).expect("the size of an event");
         let word = |at: u8| u32::from_ne_bytes([at, at + 1, at + 2, at + 3]);
         assert_eq!(event.at, u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]));
         assert_eq!(event.start_boottime, u64::from_ne_bytes([8, 9, 10, 11, 12, 13, 14, 15]));
-        assert_eq!([event.kind, event.flags.0, event.slot], [word(16), word(20), word(24)]);
-        assert_eq!([event.tgid, event.tid, event.parent_tgid], [word(28), word(32), word(36)]);
-        assert_eq!([event.exit_code, event.signal], [word(40), word(44)]);
-        assert_eq!([event.netns, event.port], [word(48), word(52)]);
-        assert_eq!(event.comm, core::array::from_fn(|at| 56 + at as u8));
+        assert_eq!(event.cgroup, u64::from_ne_bytes([16, 17, 18, 19, 20, 21, 22, 23]));
+        assert_eq!([event.kind, event.flags.0, event.slot], [word(24), word(28), word(32)]);
+        assert_eq!([event.tgid, event.tid, event.parent_tgid, event.sender_tgid], [36, 40, 44, 48].map(word));
+        assert_eq!([event.exit_code, event.signal], [word(52), word(56)]);
+        assert_eq!([event.netns, event.port, event.peer_port], [word(60), word(64), word(68)]);
+        assert_eq!([event.reason, event.count], [word(72), word(76)]);
+        assert_eq!(event.comm, core::array::from_fn(|at| 80 + at as u8));
+        assert_eq!(event.peer, core::array::from_fn(|at| 96 + at as u8));
 
         assert_eq!(Event::from_bytes(&bytes[1..]), None);
         assert_eq!(Event::from_bytes(&[]), None);

@@ -17,4 +17,7 @@ pub mod names;
 mod user;
 
 pub use event::{COMM_BYTES, Event, EventFlags, EventKind, NO_SLOT};
-pub use maps::{EVENTS_BYTES, ListenerKey, NANOS_PER_TICK, SignalledKey, WATCHED_MAX, Watched, start_ticks};
+pub use maps::{
+    EVENTS_BYTES, ListenerKey, NANOS_PER_TICK, RESET_WINDOW, ResetKey, ResetWindow, SignalledKey, WATCHED_MAX, Watched,
+    start_ticks,
+};

@@ -16,7 +16,7 @@ pub const NANOS_PER_TICK: u64 = 10_000_000;
 /// is reported with `NOT_WATCHED`.
 pub const WATCHED_MAX: u32 = 4096;
 
-/// Bytes of the ring buffer: about 3,000 events. Deaths are rare and everything
+/// Bytes of the ring buffer: about 2,000 events. Deaths are rare and everything
 /// else is filtered in the kernel, so a full ring is a fault, and it is counted.
 pub const EVENTS_BYTES: u32 = 256 * 1024;
 
@@ -39,8 +39,9 @@ pub struct Watched {
     pub start_ticks: u64,
     /// The worker, as user space numbered it; comes back in every event.
     pub slot: u32,
-    /// Zero; keeps the layout free of implicit padding.
-    pub reserved: u32,
+    /// 1: only the signals that are sent to it are told, and its children are not
+    /// watched. So are those watched that supervise an engine. Else 0.
+    pub signals_only: u32,
 }
 
 /// Key of `PORTS`, whose value is the worker's slot.
@@ -52,6 +53,29 @@ pub struct ListenerKey {
     /// The local TCP port.
     pub port: u32,
 }
+
+/// Key of `RESETS`: TCP resets that are counted together.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[repr(C)]
+pub struct ResetKey {
+    /// Network namespace and local port.
+    pub port: ListenerKey,
+    /// 0 for one that was received, 1 and the reason for one that was sent.
+    pub sort: u32,
+}
+
+/// Value of `RESETS`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(C)]
+pub struct ResetWindow {
+    /// When the last event was made, nanoseconds of `CLOCK_MONOTONIC`.
+    pub told_at: u64,
+    /// Resets since then.
+    pub untold: u64,
+}
+
+/// Nanoseconds in which one event is made of resets of one [`ResetKey`], so that thousands of rude clients cost next to nothing.
+pub const RESET_WINDOW: u64 = 1_000_000_000;
 
 /// Key of `SIGNALLED`: what was said of a process already, so that a thousand
 /// threads that each receive the same SIGKILL make one event.
@@ -71,10 +95,13 @@ const _: () = {
     assert!(size_of::<Watched>() == 16);
     assert!(offset_of!(Watched, start_ticks) == 0);
     assert!(offset_of!(Watched, slot) == 8);
-    assert!(offset_of!(Watched, reserved) == 12);
+    assert!(offset_of!(Watched, signals_only) == 12);
     assert!(size_of::<ListenerKey>() == 8);
     assert!(offset_of!(ListenerKey, netns) == 0);
     assert!(offset_of!(ListenerKey, port) == 4);
+    assert!(size_of::<ResetKey>() == 12);
+    assert!(offset_of!(ResetKey, sort) == 8);
+    assert!(size_of::<ResetWindow>() == 16);
     assert!(size_of::<SignalledKey>() == 16);
     assert!(offset_of!(SignalledKey, start_boottime) == 0);
     assert!(offset_of!(SignalledKey, tgid) == 8);

@@ -19,6 +19,12 @@ pub mod program {
     pub const OOM: &str = "lastgasp_oom";
     /// `inet_sock_set_state`
     pub const LISTENER: &str = "lastgasp_listen";
+    /// `signal_generate`
+    pub const SENDER: &str = "lastgasp_sender";
+    /// `tcp_send_reset`
+    pub const RESET_SENT: &str = "lastgasp_rstout";
+    /// `tcp_receive_reset`
+    pub const RESET_RECEIVED: &str = "lastgasp_rst_in";
 }
 
 /// Maps.
@@ -29,6 +35,8 @@ pub mod map {
     pub const PORTS: &str = "PORTS";
     /// LRU hash: [`SignalledKey`](crate::SignalledKey) to nothing of interest.
     pub const SIGNALLED: &str = "SIGNALLED";
+    /// LRU hash: [`ResetKey`](crate::ResetKey) to [`ResetWindow`](crate::ResetWindow).
+    pub const RESETS: &str = "RESETS";
     /// Per-CPU array: events lost for want of room in the ring, by kind.
     pub const DROPPED: &str = "DROPPED";
     /// Ring buffer of [`Event`](crate::Event).
@@ -68,6 +76,32 @@ pub mod global {
     pub const SOCK_NET: &str = "SOCK_NET";
     /// `net.ns.inum`
     pub const NET_INUM: &str = "NET_INUM";
+    /// `kernel_siginfo.si_code`
+    pub const SIGINFO_CODE: &str = "SIGINFO_CODE";
+    /// `sock.__sk_common.skc_family`
+    pub const SOCK_FAMILY: &str = "SOCK_FAMILY";
+    /// `sock.__sk_common.skc_state`
+    pub const SOCK_STATE: &str = "SOCK_STATE";
+    /// `sock.__sk_common.skc_num`
+    pub const SOCK_NUM: &str = "SOCK_NUM";
+    /// `sock.__sk_common.skc_dport`
+    pub const SOCK_DPORT: &str = "SOCK_DPORT";
+    /// `sock.__sk_common.skc_daddr`
+    pub const SOCK_DADDR: &str = "SOCK_DADDR";
+    /// `sock.__sk_common.skc_v6_daddr`
+    pub const SOCK_V6_DADDR: &str = "SOCK_V6_DADDR";
+    /// `sk_buff.head`
+    pub const SKB_HEAD: &str = "SKB_HEAD";
+    /// `sk_buff.transport_header`
+    pub const SKB_TRANSPORT: &str = "SKB_TRANSPORT";
+    /// `sk_buff.network_header`
+    pub const SKB_NETWORK: &str = "SKB_NETWORK";
+    /// `sk_buff.dev`
+    pub const SKB_DEV: &str = "SKB_DEV";
+    /// `net_device.nd_net.net`
+    pub const DEV_NET: &str = "DEV_NET";
+    /// 1 if `tcp_send_reset` gives the reason, else 0.
+    pub const RESET_HAS_REASON: &str = "RESET_HAS_REASON";
     /// 1 if `sched_process_exit` has the argument `group_dead`, else 0.
     pub const EXIT_HAS_GROUP_DEAD: &str = "EXIT_HAS_GROUP_DEAD";
     /// 1 if `mark_victim` names a task, 0 if it names a thread id.

@@ -16,6 +16,10 @@ pub enum CauseKind {
     OomKilled,
     /// A critical process was found dead; how it ended is not known (it died unobserved).
     ProcessGone,
+    /// The engine's process runs another program now: what served is gone.
+    Replaced,
+    /// The kernel reported a GPU fault of a critical process that it does not survive.
+    GpuFault,
     /// The serving port's last listener was closed by an exiting task.
     ListenerClosed,
     /// Connections to the health address are refused and nothing listens there.
@@ -42,6 +46,8 @@ impl CauseKind {
             Self::ProcessExited => "process_exited",
             Self::OomKilled => "oom_killed",
             Self::ProcessGone => "process_gone",
+            Self::Replaced => "replaced",
+            Self::GpuFault => "gpu_fault",
             Self::ListenerClosed => "listener_closed",
             Self::ConnectionRefused => "connection_refused",
             Self::NotServing => "not_serving",
@@ -62,10 +68,35 @@ impl std::fmt::Display for CauseKind {
 /// Who sent a signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
-    /// The sender's process id in the initial PID namespace.
+    /// The sender's process id in the initial PID namespace; 0 for the kernel.
     pub pid: u32,
-    /// Its comm, at most 15 bytes.
+    /// Its comm, at most 15 bytes; `kernel` for the kernel, `itself` for the very process that the
+    /// signal ended.
     pub comm: String,
+    /// Its cgroup's v2 id, which is the inode number of the cgroup's directory, where there is v2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<u64>,
+}
+
+impl Sender {
+    /// The `comm` that stands for the process itself.
+    pub const ITSELF: &str = "itself";
+
+    /// The kernel: a fault, the OOM killer, the end of a pid namespace.
+    #[must_use]
+    pub fn kernel() -> Self {
+        Self { pid: 0, comm: "kernel".to_owned(), cgroup: None }
+    }
+}
+
+impl std::fmt::Display for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self { pid: 0, .. } => f.write_str("the kernel"),
+            Self { comm, .. } if comm == Self::ITSELF => f.write_str(Self::ITSELF),
+            Self { pid, comm, cgroup: _ } => write!(f, "{comm} (pid {pid})"),
+        }
+    }
 }
 
 /// Why a worker is withdrawn, as far as it is known when the signal is sent.
@@ -108,8 +139,8 @@ impl std::fmt::Display for Cause {
         if let Some(status) = exit_status {
             write!(f, " with status {status}")?;
         }
-        if let Some(Sender { pid, comm }) = sender {
-            write!(f, " from {comm} (pid {pid})")?;
+        if let Some(sender) = sender {
+            write!(f, " from {sender}")?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use lastgasp::sensors::ebpf::{Events, LoadOptions, Probes};
+use lastgasp::sensors::kmsg::{Kmsg, Told};
 use lastgasp_ebpf::{Event, EventKind};
 use nix::{
     sys::signal::{Signal, kill},
@@ -43,6 +44,14 @@ impl Kernel {
             Events::new(ring).expect("a ring can be polled")
         };
         Self { runtime, probes, events, seen: Vec::new() }
+    }
+
+    /// Follows the kernel's log until `tell` has heard enough.
+    pub(crate) fn follow(&self, log: Kmsg, tell: impl FnMut(Told) -> bool) {
+        self.runtime.block_on(async {
+            let followed = tokio::time::timeout(GIVE_UP, log.follow(tell)).await;
+            followed.expect("it is told").expect("the log can be read");
+        });
     }
 
     pub(crate) fn watch(&mut self, victim: &Victim) {

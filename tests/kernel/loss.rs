@@ -9,7 +9,7 @@ use crate::harness::{Kernel, Victim};
 fn received_and_dropped_are_all_there_were() {
     const CHILDREN: u64 = 200;
     let disabled = Probe::ALL.into_iter().filter(|probe| *probe != Probe::Fork).collect();
-    // One page, the smallest ring there is: room for about 50 events.
+    // One page, the smallest ring there is: room for about 30 events.
     let options = LoadOptions { disabled, ring_bytes: Some(4096), ..LoadOptions::default() };
     let mut kernel = Kernel::load_with(&options);
     let mut victim = Victim::start(&["fork-many", &CHILDREN.to_string()]);

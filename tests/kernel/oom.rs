@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use lastgasp_ebpf::EventKind;
+use lastgasp::sensors::kmsg::{Facilities, Fact, Kmsg, OomScope, Told};
+use lastgasp_ebpf::{EventFlags, EventKind};
 use nix::sys::signal::Signal;
 
 use crate::harness::{Kernel, SLOT, Victim, until};
@@ -46,6 +47,7 @@ fn a_process_killed_for_memory_is_named() {
         return;
     };
     let mut kernel = Kernel::load();
+    let log = Kmsg::open(Facilities::Kernel).expect("root may read it");
     let mut victim = Victim::start(&["allocate", cgroup.0.to_str().expect("plain letters")]);
     kernel.watch(&victim);
     victim.go();
@@ -54,4 +56,18 @@ fn a_process_killed_for_memory_is_named() {
     assert_eq!((marked.slot, marked.start_ticks()), (SLOT, victim.start_ticks));
     let exit = kernel.wait_for_kind(EventKind::Exit, victim.tgid);
     assert!(marked.at < exit.at);
+
+    // Who sent the SIGKILL, and what there was not enough of.
+    let sent = kernel.wait_for_kind(EventKind::SignalGenerate, victim.tgid);
+    assert!(sent.flags.contains(EventFlags::FROM_KERNEL));
+    let mut scope = None;
+    kernel.follow(log, |told| {
+        match told {
+            Told::Fact(Fact::OomKill { tid, scope: told }) if tid == victim.tgid => scope = Some(told),
+            _ => {}
+        }
+        scope.is_none()
+    });
+    let Some(OomScope::Cgroup(path)) = scope else { panic!("{scope:?}") };
+    assert!(cgroup.0.ends_with(path.trim_start_matches('/')), "{path}");
 }

@@ -292,6 +292,33 @@ impl Daemon {
         }
     }
 
+    /// The value of one line of `/metrics`, named with its labels; 0 if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The daemon does not answer.
+    pub async fn counted(&self, line: &str) -> Result<f64, HarnessError> {
+        let metrics = self.metrics().await?;
+        let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.trim().parse().ok());
+        Ok(value.unwrap_or(0.0))
+    }
+
+    /// Waits until one line of `/metrics` has reached a value.
+    ///
+    /// # Errors
+    ///
+    /// It does not, for a long time, or the daemon does not answer.
+    pub async fn counts(&self, line: &str, at_least: f64) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        while self.counted(line).await? < at_least {
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{line} did not reach {at_least}")));
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
     /// What `/metrics` says.
     ///
     /// # Errors

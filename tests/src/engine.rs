@@ -90,6 +90,21 @@ impl Engine {
         Self::spawn(name, worker.clone(), command, arguments, folder).await
     }
 
+    /// Starts one as the child of a shell that lets SIGTERM pass; [`Engine::process`] is the shell.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::start`].
+    pub async fn start_supervised(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
+        // Only the child carries the variable: the root is its topmost carrier.
+        const SUPERVISE: &str = r#"declared=$1; shift; trap true TERM; LASTGASP_WORKER=$declared "$@" & wait; wait"#;
+        let declared = folder.join(name).display().to_string();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", SUPERVISE, "sh", &declared]).arg(binaries::find("mock-engine")?);
+        shell.args(["--grpc-port", "0"]).args(arguments).env_remove("LASTGASP_WORKER");
+        Self::spawn(name, declared, shell, arguments, folder).await
+    }
+
     async fn spawn(
         name: &str,
         declared: String,

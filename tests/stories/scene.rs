@@ -105,6 +105,18 @@ impl Scene {
         *self.engine(name) = new;
     }
 
+    /// The same under a supervisor that takes no notice of SIGTERM. The engine's process is then the
+    /// supervisor.
+    pub(crate) async fn restart_supervised(&mut self, name: &str) {
+        let old = self.engine(name);
+        let http = old.ready.http.port().to_string();
+        let grpc = old.ready.grpc.expect("the harness asks for it").port().to_string();
+        let addresses = ["--port", &http, "--grpc-port", &grpc];
+        let arguments = [&RATE, &addresses[..]].concat();
+        let new = Engine::start_supervised(name, &arguments, self.folder.path()).await.unwrap();
+        *self.engine(name) = new;
+    }
+
     /// Asks for an answer and reads its first tokens.
     pub(crate) async fn ask(&self, question: &Question) -> Asked {
         let mut stream = self.router.stream(question.endpoint, &question.body).await.unwrap();

@@ -9,6 +9,7 @@ mod build_ebpf;
 mod demo;
 mod nats_server;
 mod test;
+mod test_kernels;
 mod tools;
 
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
     Test(test::Arguments),
+    TestKernels(test_kernels::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -29,5 +31,6 @@ fn main() -> ExitCode {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
+        Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }
 }

@@ -98,6 +98,14 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
     test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
 
+    let mut kernels = xtask();
+    kernels.arg("test-kernels");
+    if !arguments.long {
+        // The oldest one: its tracepoints differ most from this machine's.
+        kernels.args(["--kernel", "6.1"]);
+    }
+    steps.push(step("kernel, on Debian's kernels in QEMU", &mut kernels, needs_root.or(filtered)));
+
     let mut demo = xtask();
     let result: PathBuf = tools::target().join("demo.json");
     demo.args(["demo", "--json"]).arg(&result);

@@ -1,7 +1,9 @@
 //! What sensors report. They never decide; how strong a kind is stands in [`super::ladder`].
 
 use std::fmt;
+use std::net::SocketAddr;
 
+use lastgasp_protocol::Sender;
 use serde::Serialize;
 
 /// Nanoseconds on `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns` (bpf-helpers(7)).
@@ -98,6 +100,51 @@ pub enum HealthRole {
     Readiness,
 }
 
+/// Whom a signal was sent to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Addressee {
+    /// A critical process.
+    Process(Process),
+    /// The process that supervises the engine: the root's parent.
+    Supervisor {
+        /// Thread group id.
+        tgid: u32,
+    },
+}
+
+/// Which way a TCP reset went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// From the serving port.
+    Sent,
+    /// To it.
+    Received,
+}
+
+impl Direction {
+    /// The closed name used in logs and certificates.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Received => "received",
+        }
+    }
+}
+
+/// What is to be done about a GPU fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuPolicy {
+    /// The process does not come out of it: lost.
+    Lost,
+    /// It may: ask its health at once.
+    Probe,
+    /// For the record.
+    Note,
+}
+
 /// One observation. Where a process is meant, it is a *critical* one of the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
@@ -131,6 +178,45 @@ pub enum Kind {
     StillAlive {
         /// Which.
         process: Process,
+    },
+    /// A signal that may end, stop or dismiss a process was sent to it (`signal_generate`). Delivery
+    /// is reported apart, and sometimes before this.
+    SignalSent {
+        /// To whom.
+        to: Addressee,
+        /// Signal number.
+        signal: i32,
+        /// By whom.
+        sender: Sender,
+        /// The kernel has begun to end the process with it.
+        ending: bool,
+    },
+    /// A critical process runs another program now.
+    Replaced {
+        /// Which, under its former title.
+        process: Process,
+        /// The new program's file.
+        by: String,
+    },
+    /// Connections of the serving port were reset.
+    TcpReset {
+        /// Which way.
+        direction: Direction,
+        /// The kernel's reason, where it tells one.
+        reason: Option<String>,
+        /// The other end of the last one.
+        peer: SocketAddr,
+        /// How many since the last such evidence.
+        count: u64,
+    },
+    /// The kernel log reports a GPU fault of a process of the worker's tree.
+    GpuFault {
+        /// The process, if the line names it.
+        process: Option<Process>,
+        /// As `xid 79` or `amdgpu reset`.
+        fault: String,
+        /// What follows.
+        policy: GpuPolicy,
     },
     /// A critical process of this role is there (again).
     CriticalSeen {
@@ -182,6 +268,10 @@ impl Kind {
             Self::SignalDelivered { .. } => "signal_delivered",
             Self::OomVictim { .. } => "oom_victim",
             Self::StillAlive { .. } => "still_alive",
+            Self::SignalSent { .. } => "signal_sent",
+            Self::Replaced { .. } => "replaced",
+            Self::TcpReset { .. } => "tcp_reset",
+            Self::GpuFault { .. } => "gpu_fault",
             Self::CriticalSeen { .. } => "critical_seen",
             Self::ListenerClosed { .. } => "listener_closed",
             Self::Terminating { .. } => "terminating",

@@ -1,9 +1,9 @@
 //! The evidence ladder: how strong each kind of evidence is, and what follows from it.
 //! All policy that depends on the kind alone is in this one table.
 
-use lastgasp_protocol::{Cause, CauseKind};
+use lastgasp_protocol::{Cause, CauseKind, Sender};
 
-use super::{Exit, HealthRole, Kind, Process};
+use super::{Addressee, Exit, GpuPolicy, HealthRole, Kind, Process};
 
 /// Signals whose default action dumps core (signal(7)).
 const DUMPS_CORE: [i32; 8] = [
@@ -51,6 +51,21 @@ pub(super) enum Meaning {
     Answered,
     /// Too little to act on: ask.
     Suspicion,
+    /// For the record.
+    Nothing,
+    /// Who sent a signal. It explains a death that was seen, or will be.
+    Sent {
+        /// To whom.
+        to: Addressee,
+        /// Signal number.
+        signal: i32,
+        /// By whom.
+        sender: Sender,
+        /// It asks the worker to leave.
+        asks: bool,
+        /// It stops the worker: ask how it is.
+        stops: bool,
+    },
     /// A critical process is there again.
     Revived(Process),
     /// A death that was announced did not come.
@@ -89,18 +104,45 @@ pub(super) fn meaning(kind: &Kind) -> Meaning {
         Kind::Terminating { signal } => {
             Meaning::Leaving(Cause { signal: Some(*signal), ..Cause::of(CauseKind::Terminated) })
         }
+        Kind::Replaced { process, by: _ } => Meaning::Unreachable(Cause {
+            process: Some(process.title.as_ref().to_owned()),
+            ..Cause::of(CauseKind::Replaced)
+        }),
+        Kind::GpuFault { process, policy: GpuPolicy::Lost, fault: _ } => Meaning::Unreachable(Cause {
+            process: process.as_ref().map(|process| process.title.as_ref().to_owned()),
+            ..Cause::of(CauseKind::GpuFault)
+        }),
+        // hint
+        Kind::SignalSent { to, signal, sender, ending } => Meaning::Sent {
+            to: to.clone(),
+            signal: *signal,
+            sender: sender.clone(),
+            asks: matches!(*signal, libc::SIGTERM | libc::SIGINT) && !ending && may_dismiss(to),
+            stops: *signal == libc::SIGSTOP,
+        },
         Kind::NotServing { role: HealthRole::Liveness } => Meaning::NotLive,
         Kind::NotServing { role: HealthRole::Readiness } => Meaning::NotReady,
         Kind::ProbeRefused { listening: false } => Meaning::Refused,
         // soft
         Kind::ProbeUnanswered | Kind::ProbeRefused { listening: true } => Meaning::Unanswered,
-        Kind::WatchBroken => Meaning::Suspicion,
+        Kind::WatchBroken | Kind::TcpReset { .. } | Kind::GpuFault { policy: GpuPolicy::Probe, .. } => {
+            Meaning::Suspicion
+        }
+        Kind::GpuFault { policy: GpuPolicy::Note, .. } => Meaning::Nothing,
         // good news
         Kind::Serving { role } => Meaning::Healthy(*role),
         Kind::Listening => Meaning::Listening,
         Kind::ProbeAnswered => Meaning::Answered,
         Kind::CriticalSeen { process } => Meaning::Revived(process.clone()),
         Kind::StillAlive { process } => Meaning::FalseAlarm(process.clone()),
+    }
+}
+
+/// Who is asked to leave leaves with the whole engine: its root, and what supervises that.
+const fn may_dismiss(to: &Addressee) -> bool {
+    match to {
+        Addressee::Process(process) => process.root,
+        Addressee::Supervisor { .. } => true,
     }
 }
 

@@ -14,7 +14,9 @@ use std::time::Duration;
 use lastgasp_protocol::Incarnation;
 
 pub use effect::{Effect, HeldBack, Listing, State, Timer};
-pub use evidence::{Evidence, Exit, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId};
+pub use evidence::{
+    Addressee, Direction, Evidence, Exit, GpuPolicy, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId,
+};
 use worker::{Brake, Worker};
 pub use worker::{OnNotServing, WorkerPolicy};
 

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use lastgasp_protocol::{Action, Cause, CauseKind, Incarnation, Mode, WorkerState};
+use lastgasp_protocol::{Action, Cause, CauseKind, Incarnation, Mode, Sender, WorkerState};
 
 use super::ladder::{self, Meaning};
-use super::{Effect, Evidence, HealthRole, HeldBack, Listing, Nanos, Process, ProcessId, State, Timer, WorkerId};
+use super::{
+    Addressee, Effect, Evidence, HealthRole, HeldBack, Listing, Nanos, Process, ProcessId, State, Timer, WorkerId,
+};
 
 /// Unanswered probes that a hang takes at the least, however short its window.
 const MIN_UNANSWERED: u32 = 3;
@@ -81,7 +83,20 @@ pub(super) struct Life {
     first_unanswered: Nanos,
     losses: u32,
     lost_at: Nanos,
+    /// Who sent signals lately, the latest last.
+    sent: Vec<Sent>,
 }
+
+/// A signal that was sent to a process of the worker, or to its supervisor.
+#[derive(Debug)]
+struct Sent {
+    tgid: u32,
+    signal: i32,
+    sender: Sender,
+}
+
+/// Signals whose senders are remembered.
+const MAX_SENT: usize = 8;
 
 /// A critical process that is dead, or as good as dead.
 #[derive(Debug)]
@@ -94,6 +109,13 @@ struct Dead {
 impl Life {
     fn listing(&self, worker: WorkerId) -> Listing {
         Listing { worker, incarnation: self.incarnation.clone(), epoch: self.epoch }
+    }
+
+    /// Completes a cause by who sent the signal, if that is known.
+    fn with_sender(&self, mut cause: Cause, tgid: u32) -> Cause {
+        let sent = self.sent.iter().rev().find(|sent| sent.tgid == tgid && Some(sent.signal) == cause.signal);
+        cause.sender = cause.sender.or_else(|| sent.map(|sent| sent.sender.clone()));
+        cause
     }
 
     fn is_listed_state(&self) -> bool {
@@ -149,6 +171,7 @@ impl Worker {
             first_unanswered: now,
             losses: 0,
             lost_at: now,
+            sent: Vec::new(),
         });
         out.push(Effect::Changed { worker: self.id, from, to: State::Starting, cause: None });
     }
@@ -196,9 +219,36 @@ impl Worker {
             Meaning::Leaving(cause) => {
                 life.terminating |= cause.signal.is_some();
                 if life.is_listed_state() {
+                    let cause = life.with_sender(cause, life.root.tgid);
                     self.drain(cause, now, out);
                 }
             }
+            Meaning::Sent { to, signal, sender, asks, stops } => {
+                let tgid = match &to {
+                    Addressee::Process(process) => process.tgid,
+                    Addressee::Supervisor { tgid } => *tgid,
+                };
+                if life.sent.len() == MAX_SENT {
+                    life.sent.remove(0);
+                }
+                life.sent.push(Sent { tgid, signal, sender: sender.clone() });
+                if asks {
+                    life.terminating = true;
+                    if life.is_listed_state() {
+                        let sender = Some(sender);
+                        self.drain(
+                            Cause { signal: Some(signal), sender, ..Cause::of(CauseKind::Terminated) },
+                            now,
+                            out,
+                        );
+                    }
+                } else if stops && life.is_probed() {
+                    out.push(Effect::Probe(self.id));
+                } else if let Addressee::Process(process) = to {
+                    self.explain(&process, signal, &sender, out);
+                }
+            }
+            Meaning::Nothing => {}
             Meaning::NotLive => {
                 life.live = Some(false);
                 if life.is_listed_state() {
@@ -262,6 +312,19 @@ impl Worker {
         }
     }
 
+    /// Who ended a process is known only now: the victim was faster than its murderer's report.
+    fn explain(&mut self, process: &Process, signal: i32, sender: &Sender, out: &mut Vec<Effect>) {
+        let Some(life) = self.life.as_mut() else { return };
+        let Some(cause) = life.cause.as_mut().filter(|_| matches!(life.state, State::Left | State::Lost)) else {
+            return;
+        };
+        let same = cause.process.as_deref() == Some(&process.title) && cause.signal == Some(signal);
+        if same && cause.sender.is_none() {
+            cause.sender = Some(sender.clone());
+            out.push(Effect::Refined { worker: self.id, cause: cause.clone() });
+        }
+    }
+
     fn dead(
         &mut self,
         process: Process,
@@ -273,6 +336,7 @@ impl Worker {
     ) {
         let Some(life) = self.life.as_mut() else { return };
         let confirmed = recheck.is_none();
+        let cause = life.with_sender(cause, process.tgid);
         life.root_dead |= process.root && confirmed;
         match life.dead.iter_mut().find(|dead| dead.process.tgid == process.tgid) {
             Some(dead) => dead.confirmed |= confirmed,

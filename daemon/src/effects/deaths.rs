@@ -12,7 +12,7 @@ use lastgasp_protocol::{
 };
 use ulid::Ulid;
 
-use crate::core::{Kind, Nanos, ProcessId, WorkerId};
+use crate::core::{Addressee, Kind, Nanos, ProcessId, WorkerId};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::sensors::proc;
@@ -52,6 +52,14 @@ struct Entry {
     kind: MomentKind,
     what: &'static str,
     detail: String,
+    /// How often; more than once for what is told together.
+    count: u64,
+}
+
+impl Entry {
+    const fn new(at: Nanos, kind: MomentKind, what: &'static str, detail: String) -> Self {
+        Self { at, kind, what, detail, count: 1 }
+    }
 }
 
 /// A certificate that is being written.
@@ -121,6 +129,19 @@ impl Deaths {
             Kind::OomVictim { process } | Kind::StillAlive { process } | Kind::CriticalSeen { process } => {
                 format!("{} (pid {})", process.title, process.tgid)
             }
+            Kind::SignalSent { to, signal, sender, ending: _ } => {
+                let to = match to {
+                    Addressee::Process(process) => format!("{} (pid {})", process.title, process.tgid),
+                    Addressee::Supervisor { tgid } => format!("its supervisor (pid {tgid})"),
+                };
+                format!("signal {signal} to {to} from {sender}")
+            }
+            Kind::Replaced { process, by } => format!("{} (pid {}) runs {by}", process.title, process.tgid),
+            Kind::TcpReset { .. } => return self.reset(worker, kind, at),
+            Kind::GpuFault { process, fault, policy: _ } => match process {
+                Some(process) => format!("{fault}: {} (pid {})", process.title, process.tgid),
+                None => fault.clone(),
+            },
             Kind::ListenerClosed { exiting } => format!("by {} task", if *exiting { "an exiting" } else { "a living" }),
             Kind::Terminating { signal } => format!("signal {signal}"),
             Kind::Serving { role } | Kind::NotServing { role } => format!("{role:?}").to_lowercase(),
@@ -128,7 +149,7 @@ impl Deaths {
             Kind::Listening | Kind::WatchBroken | Kind::ProbeUnanswered | Kind::ProbeAnswered => String::new(),
         };
         let gone = matches!(kind, Kind::ProcessGone { .. });
-        self.push(worker, Entry { at, kind: MomentKind::Evidence, what: kind.name(), detail });
+        self.push(worker, Entry::new(at, MomentKind::Evidence, kind.name(), detail));
         if gone && let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             draft.process_gone = true;
         }
@@ -136,7 +157,36 @@ impl Deaths {
 
     /// Notes a decision or an effect about a worker.
     pub fn moment(&mut self, worker: WorkerId, kind: MomentKind, what: &'static str, detail: String, at: Nanos) {
-        self.push(worker, Entry { at, kind, what, detail });
+        self.push(worker, Entry::new(at, kind, what, detail));
+    }
+
+    /// Resets of one direction and reason are one moment, or a port scan would push out all others.
+    fn reset(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
+        let Kind::TcpReset { direction, reason, peer, count } = kind else { return };
+        let sort = match reason {
+            Some(reason) => format!("{} {reason}", direction.as_str()),
+            None => direction.as_str().to_owned(),
+        };
+        let what = kind.name();
+        let same = |entry: &&mut Entry| {
+            entry.what == what && entry.detail.strip_prefix(&sort).is_some_and(|rest| rest.starts_with(':'))
+        };
+        let draft = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker);
+        let known = match draft {
+            Some(draft) => draft.entries.iter_mut().find(same),
+            None => self.trails.get_mut(&worker).and_then(|trail| trail.iter_mut().find(same)),
+        };
+        let told = |count: u64| format!("{sort}: {count}, the last with {peer}");
+        match known {
+            Some(entry) => {
+                entry.count += count;
+                (entry.at, entry.detail) = (at, told(entry.count));
+            }
+            None => {
+                let entry = Entry { count: *count, ..Entry::new(at, MomentKind::Evidence, what, told(*count)) };
+                self.push(worker, entry);
+            }
+        }
     }
 
     fn push(&mut self, worker: WorkerId, entry: Entry) {
@@ -241,7 +291,7 @@ impl Deaths {
         let draft = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
         if let Some(draft) = draft {
             draft.withdrawn = true;
-            draft.entries.push(Entry { at, kind: MomentKind::Effect, what: "withdrawn", detail });
+            draft.entries.push(Entry::new(at, MomentKind::Effect, "withdrawn", detail));
         }
     }
 
@@ -264,7 +314,7 @@ impl Deaths {
                 draft.streams.failed += failed;
                 detail = format!("{detail}: {streams} streams, {moved} moved, {unmovable} unmovable, {failed} failed");
             }
-            draft.entries.push(Entry { at, kind: MomentKind::Effect, what, detail });
+            draft.entries.push(Entry::new(at, MomentKind::Effect, what, detail));
         }
     }
 
@@ -312,7 +362,7 @@ impl Draft {
         let micros = |at: Nanos| i64::try_from(at.since(first).as_micros()).unwrap_or(i64::MAX);
         let timeline = entries
             .into_iter()
-            .map(|Entry { at, kind, what, detail }| Moment {
+            .map(|Entry { at, kind, what, detail, count: _ }| Moment {
                 at_us: micros(at),
                 kind: kind.as_str().to_owned(),
                 what: what.to_owned(),

@@ -2,6 +2,7 @@
 
 pub mod ebpf;
 pub mod health;
+pub mod kmsg;
 pub mod pidfd;
 pub mod proc;
 mod sys;

@@ -243,6 +243,9 @@ impl Supervisor {
         for worker in over {
             self.unwatch_port(worker);
             self.processes.forget(worker);
+            if let Some(idle) = self.processes.unsupervised(worker) {
+                self.unwatch(idle);
+            }
             self.core.forget_worker(worker);
             self.deaths.forget(worker);
             self.timers.retain(|(of, _), _| *of != worker);

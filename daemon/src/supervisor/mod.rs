@@ -9,6 +9,7 @@ mod adopt;
 mod carry_out;
 mod declare;
 mod degraded;
+mod hints;
 mod report;
 mod scan;
 mod slots;
@@ -40,6 +41,7 @@ use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
+use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, ProcessInfo, listeners};
 use crate::status::StatusHub;
@@ -83,6 +85,10 @@ struct WorkerSlot {
     /// Why its listing ends, and when the evidence for that was seen.
     ending: Option<(Cause, Nanos)>,
     reason: String,
+    /// What keeps its processes while it does not answer.
+    stuck: String,
+    /// When a reset of its port has last asked for its health.
+    reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
 }
 
@@ -94,6 +100,8 @@ enum Message {
     Scanned(Vec<scan::Sighting>),
     /// A closed listener was looked at: nobody listens on the port any more.
     NoListenerLeft(Evidence),
+    /// The kernel's log said something.
+    Kmsg(kmsg::Told),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
@@ -148,6 +156,8 @@ struct Supervisor {
     started_at: jiff::Timestamp,
     no_ebpf: Option<degraded::NoEbpf>,
     reduced: Reduced,
+    /// Why the kernel's log is not read, if so.
+    kmsg_off: Option<String>,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
@@ -239,6 +249,15 @@ impl Supervisor {
                     self.seen(worker, &info);
                 }
             }
+            Noticed::Executed(id) => self.executed(id),
+            Noticed::SupervisorSignalled(evidence) => {
+                for evidence in evidence {
+                    self.evidence(evidence);
+                }
+            }
+            Noticed::TcpReset { worker, root, direction, reason, peer, count, at } => {
+                self.tcp_reset(hints::Reset { worker, root, direction, reason, peer, count, at });
+            }
             Noticed::Rescan(_) => self.rescan = true,
             Noticed::ListenerClosed { worker, root, port, exiting, at } => {
                 let evidence = Evidence { worker, root, kind: Kind::ListenerClosed { exiting }, at };
@@ -275,6 +294,11 @@ impl Supervisor {
         self.metrics.evidence.with_label_values(&[kind.name()]).inc();
         self.workers[*worker].evidence = Some((kind.name(), *at));
         self.deaths.evidence(*worker, kind, *at);
+        match kind {
+            Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
+            _ => {}
+        }
     }
 
     /// A critical process is there: its pidfd is the cross-check, and the fallback.
@@ -295,6 +319,7 @@ impl Supervisor {
                 self.metrics.lose(Loss::Pidfd, 1);
             }
         }
+        self.processes.runs(id, proc::exe(id.tgid));
         if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
             self.evidence(evidence);
         }
@@ -323,6 +348,7 @@ impl Supervisor {
             }
             Message::Scanned(sightings) => self.scanned(sightings),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
+            Message::Kmsg(told) => self.kmsg(told),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
                     self.rechecked(worker, root, process, presence);

@@ -76,6 +76,11 @@ impl Supervisor {
                         ProbeState::Off(reason) => reason.to_string(),
                     },
                 })
+                .chain([ProbeStatus {
+                    name: "kmsg".to_owned(),
+                    on: self.kmsg_off.is_none(),
+                    reason: self.kmsg_off.clone().unwrap_or_default(),
+                }])
                 .collect(),
             losses: self.metrics.losses(),
             routers,
@@ -115,6 +120,7 @@ impl Supervisor {
                     since: slot.since.to_string(),
                     reason: match root {
                         None if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        Some(_) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
                         _ => slot.reason.clone(),
                     },
                     incarnation: slot.incarnation.clone(),

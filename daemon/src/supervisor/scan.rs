@@ -184,6 +184,7 @@ impl Supervisor {
         self.keep_former_tree(worker);
         let config = Arc::clone(&self.workers[worker].config);
         self.watch(worker, root);
+        self.watch_supervisor(worker, info);
         self.watch_listener(worker, root);
         let profile = Arc::clone(&config.profile);
         let role_of: RoleOf = Arc::new(move |parent, names| {

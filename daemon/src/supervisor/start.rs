@@ -20,6 +20,7 @@ use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
 use crate::sensors::health::{self, Life};
+use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
@@ -27,7 +28,7 @@ use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
 use super::report::Ready;
 use super::slots::Slots;
-use super::{Inputs, Supervisor, WorkerSlot, WorkersBucket, adopt};
+use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -93,10 +94,12 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    // Opening it may take a capability, reading it then takes none.
+    let kmsg = Kmsg::open(Facilities::Kernel);
     let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
-    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, reduced, side.handle.clone()));
+    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
 }
@@ -145,6 +148,7 @@ async fn main(
     config: Arc<Config>,
     options: RunOptions,
     ebpf: Result<(Probes, Ring), NoEbpf>,
+    kmsg: std::io::Result<Kmsg>,
     reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
@@ -206,6 +210,7 @@ async fn main(
     if let Some(no_ebpf) = &no_ebpf {
         no_ebpf.log();
     }
+    let kmsg_off = follow_kmsg(kmsg, &side, messages.clone());
     let config_workers = config.workers.clone();
     let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
@@ -245,6 +250,7 @@ async fn main(
         started_at: jiff::Timestamp::now(),
         no_ebpf,
         reduced,
+        kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
         config,
@@ -255,6 +261,28 @@ async fn main(
     }
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
+}
+
+/// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
+fn follow_kmsg(
+    kmsg: std::io::Result<Kmsg>,
+    side: &tokio::runtime::Handle,
+    messages: mpsc::UnboundedSender<Message>,
+) -> Option<String> {
+    match kmsg {
+        Ok(log) => {
+            side.spawn(async move {
+                if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
+                    tracing::error!(%error, "the kernel's log is not read any more: GPU faults go unseen");
+                }
+            });
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "{KMSG} cannot be read: GPU faults go unseen, and OOM kills are not told apart");
+            Some(format!("{KMSG}: {error}"))
+        }
+    }
 }
 
 pub(super) fn policy(worker: &WorkerConfig) -> WorkerPolicy {
@@ -279,6 +307,8 @@ impl Supervisor {
         );
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
+            stuck: String::new(),
+            reset_probe: None,
             config,
             declared,
             container: None,

@@ -34,17 +34,23 @@ pub(super) fn blank(kind: EventKind) -> Event {
         // SAFETY: the helper has no preconditions.
         at: unsafe { bpf_ktime_get_ns() },
         start_boottime: 0,
+        cgroup: 0,
         kind: kind as u32,
         flags: EventFlags::default(),
         slot: 0,
         tgid: 0,
         tid: current_tid(),
         parent_tgid: 0,
+        sender_tgid: 0,
         exit_code: 0,
         signal: 0,
         netns: 0,
         port: 0,
+        peer_port: 0,
+        reason: 0,
+        count: 0,
         comm: [0; COMM_BYTES],
+        peer: [0; 16],
     }
 }
 

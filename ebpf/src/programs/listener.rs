@@ -24,11 +24,11 @@ use super::{
 };
 
 #[unsafe(no_mangle)]
-static INET_SPORT: Offset = unresolved();
+pub(super) static INET_SPORT: Offset = unresolved();
 #[unsafe(no_mangle)]
-static SOCK_NET: Offset = unresolved();
+pub(super) static SOCK_NET: Offset = unresolved();
 #[unsafe(no_mangle)]
-static NET_INUM: Offset = unresolved();
+pub(super) static NET_INUM: Offset = unresolved();
 
 #[map]
 static PORTS: HashMap<ListenerKey, u32> = HashMap::with_max_entries(4096, 0);
@@ -37,6 +37,14 @@ static PORTS: HashMap<ListenerKey, u32> = HashMap::with_max_entries(4096, 0);
 const CLOSE: u32 = 7;
 /// `TCP_LISTEN`
 const LISTEN: u32 = 10;
+
+/// The worker that a port belongs to.
+#[inline(always)]
+pub(super) fn port_slot(port: ListenerKey) -> Option<u32> {
+    // SAFETY: the value is copied at once; a slot that was just freed is at
+    // worst one that user space no longer knows.
+    unsafe { PORTS.get(port) }.copied()
+}
 
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 fn lastgasp_listen(ctx: RawTracePointContext) -> i32 {
@@ -56,9 +64,7 @@ fn on_state(ctx: &RawTracePointContext) -> Option<()> {
     };
     let task = Task::current();
     let tgid = current_tgid();
-    // SAFETY: the value is copied at once; a slot that was just freed is at
-    // worst one that user space no longer knows.
-    let port_slot = unsafe { PORTS.get(key) }.copied();
+    let port_slot = port_slot(key);
     let owner = Process::of(task, tgid);
     let slot = match (port_slot, owner) {
         (Some(slot), _) => slot,

@@ -8,6 +8,8 @@ mod kernel;
 mod listener;
 mod oom;
 mod rename;
+mod reset;
+mod sender;
 mod signal;
 mod task;
 mod watched;

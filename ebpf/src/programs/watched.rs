@@ -22,7 +22,22 @@ impl Process {
     /// not watched ends at the first line, after one look into a hash.
     #[inline(always)]
     pub(super) fn of(task: Task, tgid: u32) -> Option<Self> {
-        let Watched { start_ticks: expected, slot, reserved: _ } = entry(tgid)?;
+        Self::matching(task, tgid, |watched| watched.signals_only == 0)
+    }
+
+    /// The same, also for a process of which only signals are told.
+    #[inline(always)]
+    pub(super) fn signalled(task: Task, tgid: u32) -> Option<Self> {
+        Self::matching(task, tgid, |_| true)
+    }
+
+    #[inline(always)]
+    fn matching(task: Task, tgid: u32, wanted: impl Fn(&Watched) -> bool) -> Option<Self> {
+        let watched = entry(tgid)?;
+        if !wanted(&watched) {
+            return None;
+        }
+        let Watched { start_ticks: expected, slot, signals_only: _ } = watched;
         let leader = task.group_leader()?;
         let start_boottime = leader.start_boottime()?;
         // An entry for a predecessor with the same tgid is not ours.
@@ -48,6 +63,6 @@ fn entry(tgid: u32) -> Option<Watched> {
 /// that is there is a predecessor's, whose exit was missed.
 #[inline(always)]
 pub(super) fn watch(tgid: u32, slot: u32, start_boottime: u64) -> bool {
-    let value = Watched { start_ticks: start_ticks(start_boottime), slot, reserved: 0 };
+    let value = Watched { start_ticks: start_ticks(start_boottime), slot, signals_only: 0 };
     WATCHED.insert(tgid, value, u64::from(BPF_ANY)).is_ok()
 }

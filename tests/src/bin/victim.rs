@@ -10,7 +10,10 @@ use std::{
     net::TcpListener,
     os::unix::process::CommandExt as _,
     process::{Child, Command, ExitCode, Stdio},
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -39,6 +42,25 @@ enum Victim {
     ForkMany { count: usize },
     /// Touch so many MiB, then at a line read address zero with cores allowed.
     Segv { mib: usize },
+    /// So many child processes that sleep until they are killed, all in one process group, whose
+    /// id is printed, then the children's.
+    Sleepers { count: usize },
+    /// Processes that fork and exit as fast as they can, from so many threads; at a line it ends, and
+    /// how many there were is printed.
+    Storm { threads: usize },
+    /// Touch so many MiB, listen on a port that the kernel chooses, and accept connections, until
+    /// it is killed. With cores allowed.
+    Serve { mib: usize },
+    /// At a line call `abort`, without a core.
+    Abort,
+    /// At a line write to address zero, without a core.
+    Fault,
+    /// A child of this process gets SIGTERM when this process dies.
+    DeathSignal,
+    #[command(hide = true)]
+    DeathSignalChild,
+    /// Wait for SIGTERM with `sigwait`, then make a child process `exit 0`, whose id is printed, and exit.
+    SigwaitTerm,
     /// Ignore SIGTERM.
     IgnoreTerm,
     /// Handle SIGTERM, SIGINT and SIGUSR1 by doing nothing.
@@ -54,6 +76,9 @@ enum Victim {
     Listen,
     /// The same in a network namespace of its own, on this port.
     ListenElsewhere { port: u16 },
+    /// Listen on a port that the kernel chooses, and accept connections, whose numbers are
+    /// printed, without ever reading from them.
+    Accept,
     /// Join the cgroup whose directory this is, and allocate until it is full.
     Allocate { cgroup: std::path::PathBuf },
 }
@@ -143,6 +168,111 @@ fn main() -> ExitCode {
             std::hint::black_box(&memory);
             raise(libc::SIGSEGV);
         }
+        Victim::Sleepers { count } => {
+            let mut pids = Vec::new();
+            for _ in 0..count {
+                pids.push(fork_child(|| {
+                    // It does not outlive its parent, whose end is the end of the story.
+                    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::SIGKILL);
+                    loop {
+                        nix::unistd::pause();
+                    }
+                }));
+            }
+            let group = nix::unistd::Pid::from_raw(pids[0]);
+            for pid in &pids {
+                nix::unistd::setpgid(nix::unistd::Pid::from_raw(*pid), group).expect("it is our child, and there");
+            }
+            let pids: Vec<_> = pids.iter().map(ToString::to_string).collect();
+            ready(&pids.join(" "));
+            wait();
+        }
+        Victim::Storm { threads } => {
+            let over = Arc::new(AtomicBool::new(false));
+            let storms: Vec<_> = (0..threads)
+                .map(|_| {
+                    let over = Arc::clone(&over);
+                    thread::spawn(move || {
+                        let mut exits = 0_u64;
+                        let mut stack = vec![0; 16 << 10];
+                        while !over.load(Ordering::Relaxed) {
+                            let child = exit_at_once(&mut stack);
+                            nix::sys::wait::waitpid(child, None).expect("it is our child");
+                            exits += 1;
+                        }
+                        exits
+                    })
+                })
+                .collect();
+            ready("");
+            wait();
+            over.store(true, Ordering::Relaxed);
+            let exits: u64 = storms.into_iter().map(|storm| storm.join().expect("it does not panic")).sum();
+            say(&format!("exits {exits}"));
+        }
+        Victim::Serve { mib } => {
+            let memory = vec![1_u8; mib << 20];
+            default_action(libc::SIGSEGV);
+            nix::sys::resource::setrlimit(
+                nix::sys::resource::Resource::RLIMIT_CORE,
+                nix::sys::resource::RLIM_INFINITY,
+                nix::sys::resource::RLIM_INFINITY,
+            )
+            .expect("root may raise the limit");
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind");
+            let port = listener.local_addr().expect("it is bound").port();
+            thread::spawn(move || {
+                let mut accepted = Vec::new();
+                while let Ok((stream, _)) = listener.accept() {
+                    accepted.push(stream);
+                    say("accepted");
+                }
+            });
+            ready(&port.to_string());
+            wait();
+            std::hint::black_box(&memory);
+        }
+        Victim::Abort => {
+            no_core();
+            ready("");
+            wait();
+            std::process::abort();
+        }
+        Victim::Fault => {
+            no_core();
+            default_action(libc::SIGSEGV);
+            ready("");
+            wait();
+            // SAFETY: it is not safe, and that is the point: the kernel ends this process here.
+            unsafe { std::ptr::null_mut::<u8>().write_volatile(1) };
+        }
+        Victim::DeathSignal => {
+            let mut child = Command::new(this());
+            child.arg("death-signal-child").stdin(Stdio::null()).stdout(Stdio::piped());
+            #[expect(clippy::zombie_processes, reason = "the kernel ends it with this process, and that is the point")]
+            let mut child = child.spawn().expect("this program runs, so it can run again");
+            let mut line = String::new();
+            let output = child.stdout.take().expect("it is piped");
+            std::io::BufReader::new(output).read_line(&mut line).expect("a pipe can be read");
+            ready(&child.id().to_string());
+            wait();
+        }
+        Victim::DeathSignalChild => {
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::SIGTERM).expect("a valid signal");
+            ready("");
+            loop {
+                thread::park();
+            }
+        }
+        Victim::SigwaitTerm => {
+            let term = nix::sys::signal::SigSet::from_iter([nix::sys::signal::SIGTERM]);
+            term.thread_block().expect("a valid set");
+            ready("");
+            term.wait().expect("a valid set");
+            let mut child = child(&["exit", "0"]);
+            say(&format!("child {}", child.id()));
+            child.wait().expect("a child can be waited for");
+        }
         Victim::IgnoreTerm => {
             // SAFETY: SIG_IGN is a valid disposition, and there is no other thread.
             unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
@@ -195,6 +325,19 @@ fn main() -> ExitCode {
             say("by a thread");
             wait();
         }
+        Victim::Accept => {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind");
+            let port = listener.local_addr().expect("it is bound").port();
+            thread::spawn(move || {
+                let mut accepted = Vec::new();
+                while let Ok((stream, _)) = listener.accept() {
+                    accepted.push(stream);
+                    say(&format!("accepted {}", accepted.len()));
+                }
+            });
+            ready(&port.to_string());
+            wait();
+        }
         Victim::Listen => {
             listen(0);
         }
@@ -230,6 +373,33 @@ fn exit_thread() -> ! {
     // threads of these victims share only reference-counted barriers.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
     unreachable!("SYS_exit does not return")
+}
+
+/// A child process that exits at once, made without a copy of the memory, which is what takes long.
+fn exit_at_once(stack: &mut [u8]) -> nix::unistd::Pid {
+    use nix::sched::{CloneFlags, clone};
+    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+    // SAFETY: the child returns at once, touching nothing but its own stack, which this thread lends it
+    // and does not use, as CLONE_VFORK has it wait for the child's end.
+    unsafe { clone(Box::new(|| 0), stack, flags, Some(libc::SIGCHLD)) }.expect("there is room for a process")
+}
+
+/// A child process that does only this, and exits; its pid. `run` must not allocate or lock: the
+/// threads that may hold the locks are not in the child.
+fn fork_child(run: impl FnOnce()) -> i32 {
+    // SAFETY: the child calls nothing but system calls before it exits.
+    match unsafe { nix::unistd::fork() }.expect("there is room for a process") {
+        nix::unistd::ForkResult::Parent { child } => child.as_raw(),
+        nix::unistd::ForkResult::Child => {
+            run();
+            // SAFETY: it ends the process at once, without any of its parent's exit handlers.
+            unsafe { libc::_exit(0) }
+        }
+    }
+}
+
+fn no_core() {
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0).expect("anybody may lower it");
 }
 
 fn default_action(signal: i32) {

@@ -2,6 +2,7 @@
 
 mod cases;
 mod edges;
+mod kernel;
 mod properties;
 
 use std::time::Duration;

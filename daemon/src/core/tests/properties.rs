@@ -29,6 +29,8 @@ fn any_kind() -> impl Strategy<Value = Kind> {
         6 => soft_kind(),
         1 => any::<bool>().prop_map(|exiting| Kind::ListenerClosed { exiting }),
         1 => Just(Kind::Terminating { signal: 15 }),
+        1 => Just(super::kernel::sent(Addressee::Supervisor { tgid: 50 }, 15)),
+        1 => Just(Kind::Replaced { process: engine_core(), by: "/bin/sleep".to_owned() }),
         1 => Just(Kind::Listening),
     ]
 }
@@ -39,6 +41,8 @@ fn soft_kind() -> impl Strategy<Value = Kind> {
         Just(Kind::ProbeUnanswered),
         Just(Kind::ProbeAnswered),
         Just(Kind::ProbeRefused { listening: true }),
+        Just(super::kernel::reset()),
+        Just(super::kernel::sent(Addressee::Process(engine_core()), 9)),
     ]
 }
 

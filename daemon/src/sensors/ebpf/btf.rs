@@ -290,6 +290,23 @@ impl Btf {
         (1..prototype.count()).map(argument).collect::<Option<_>>().ok_or_else(missing)
     }
 
+    /// The names and values of an enum of at most four bytes; none if there is no such enum.
+    #[must_use]
+    pub fn enumerators(&self, name: &str) -> Vec<(String, u32)> {
+        let Some(ty) = self.named(KIND_ENUM, name) else { return Vec::new() };
+        let value = |index: usize| {
+            let at = ty.at + TYPE + index * 8;
+            Some((self.string(word(&self.bytes, at)?)?, word(&self.bytes, at + 4)?))
+        };
+        (0..ty.count()).filter_map(value).collect()
+    }
+
+    fn string(&self, offset: u32) -> Option<String> {
+        let strings = self.bytes.get(self.strings.clone())?.get(offset as usize..)?;
+        let end = strings.iter().position(|byte| *byte == 0)?;
+        Some(String::from_utf8_lossy(&strings[..end]).into_owned())
+    }
+
     /// The first type of that kind and name.
     fn named(&self, kind: u32, name: &str) -> Option<Type> {
         self.types

@@ -109,7 +109,7 @@ fn whose(event: Event, watched: &HashMap<MapData, u32, Watched>) -> Option<Event
         return Some(event);
     }
     let tgid = tgid_of(Path::new("/proc"), event.tid)?;
-    let Watched { start_ticks, slot, reserved: _ } = watched.get(&tgid, 0).ok()?;
+    let Watched { start_ticks, slot, signals_only: _ } = watched.get(&tgid, 0).ok()?;
     Some(Event { tgid, slot, start_boottime: start_ticks * lastgasp_ebpf::NANOS_PER_TICK, ..event })
 }
 

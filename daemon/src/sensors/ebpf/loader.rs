@@ -1,6 +1,6 @@
 //! Gets the programs into the kernel, one by one, and talks to their maps.
 
-use std::{io, os::fd::AsFd as _, path::PathBuf};
+use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::PathBuf};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -182,6 +182,7 @@ pub struct Probes {
     ports: HashMap<MapData, ListenerKey, u32>,
     dropped: PerCpuArray<MapData, u64>,
     states: Vec<(Probe, ProbeState)>,
+    reset_reasons: BTreeMap<u32, String>,
 }
 
 impl Probes {
@@ -245,6 +246,7 @@ impl Probes {
             dropped: take(&mut programs, map::DROPPED, PerCpuArray::try_from)?,
             _programs: programs,
             states,
+            reset_reasons: plan.reset_reasons,
         };
         Ok((probes, ring))
     }
@@ -287,7 +289,20 @@ impl Probes {
     ///
     /// There is no room, or no permission.
     pub fn watch(&mut self, tgid: u32, slot: u32, start_ticks: u64) -> Result<(), MapAccess> {
-        let value = Watched { start_ticks, slot, reserved: 0 };
+        self.insert(tgid, Watched { start_ticks, slot, signals_only: 0 })
+    }
+
+    /// Watches only the signals that are sent to a process, as to one that supervises an engine.
+    /// Its children are not watched, and its exit does not end the watch.
+    ///
+    /// # Errors
+    ///
+    /// There is no room, or no permission.
+    pub fn watch_signals(&mut self, tgid: u32, slot: u32, start_ticks: u64) -> Result<(), MapAccess> {
+        self.insert(tgid, Watched { start_ticks, slot, signals_only: 1 })
+    }
+
+    fn insert(&mut self, tgid: u32, value: Watched) -> Result<(), MapAccess> {
         self.watched.insert(tgid, value, 0).map_err(|source| MapAccess { operation: "watch a process", source })
     }
 
@@ -335,6 +350,19 @@ impl Probes {
     pub fn unwatch_port(&mut self, netns: u32, port: u16) -> Result<(), MapAccess> {
         let key = ListenerKey { netns, port: port.into() };
         absent_is_fine(self.ports.remove(&key)).map_err(|source| MapAccess { operation: "unwatch a port", source })
+    }
+
+    /// Whether this kernel tells why it sends a TCP reset. Those that do also tell of resets that no
+    /// full socket sends.
+    #[must_use]
+    pub fn gives_reset_reasons(&self) -> bool {
+        !self.reset_reasons.is_empty()
+    }
+
+    /// This kernel's name of a reason for a TCP reset, as `tcp_abort_on_close`.
+    #[must_use]
+    pub fn reset_reason(&self, number: u32) -> Option<&str> {
+        self.reset_reasons.get(&number).map(String::as_str)
     }
 
     /// Events that found no room in the ring, since loading, by kind.

@@ -42,6 +42,19 @@ const INET_SPORT: Need = need(global::INET_SPORT, "inet_sock", &["inet_sport"], 
 const SOCK_NET: Need = need(global::SOCK_NET, "sock", &["__sk_common", "skc_net", "net"], 8);
 const NET_INUM: Need = need(global::NET_INUM, "net", &["ns", "inum"], 4);
 
+const SIGINFO_CODE: Need = need(global::SIGINFO_CODE, "kernel_siginfo", &["si_code"], 4);
+const SOCK_FAMILY: Need = need(global::SOCK_FAMILY, "sock", &["__sk_common", "skc_family"], 2);
+const SOCK_STATE: Need = need(global::SOCK_STATE, "sock", &["__sk_common", "skc_state"], 1);
+const SOCK_NUM: Need = need(global::SOCK_NUM, "sock", &["__sk_common", "skc_num"], 2);
+const SOCK_DPORT: Need = need(global::SOCK_DPORT, "sock", &["__sk_common", "skc_dport"], 2);
+const SOCK_DADDR: Need = need(global::SOCK_DADDR, "sock", &["__sk_common", "skc_daddr"], 4);
+const SOCK_V6_DADDR: Need = need(global::SOCK_V6_DADDR, "sock", &["__sk_common", "skc_v6_daddr"], 16);
+const SKB_HEAD: Need = need(global::SKB_HEAD, "sk_buff", &["head"], 8);
+const SKB_TRANSPORT: Need = need(global::SKB_TRANSPORT, "sk_buff", &["transport_header"], 2);
+const SKB_NETWORK: Need = need(global::SKB_NETWORK, "sk_buff", &["network_header"], 2);
+const SKB_DEV: Need = need(global::SKB_DEV, "sk_buff", &["dev"], 8);
+const DEV_NET: Need = need(global::DEV_NET, "net_device", &["nd_net", "net"], 8);
+
 /// What every program reads to identify a process.
 const IDENTITY: &[Need] = &[TASK_GROUP_LEADER, TASK_START_BOOTTIME, TASK_COMM];
 
@@ -58,6 +71,10 @@ enum Variant {
     OomTask,
     /// `mark_victim` with a thread id.
     OomThreadId,
+    /// `tcp_send_reset` with the reason, Linux 6.11 and later.
+    ResetReason,
+    /// `tcp_send_reset` with socket and packet alone.
+    ResetPlain,
 }
 
 impl Variant {
@@ -69,11 +86,15 @@ impl Variant {
             (Probe::Exit, [Pointer, Scalar]) => Self::ExitGroupDead,
             (Probe::MarkVictim, [Scalar]) => Self::OomThreadId,
             (Probe::MarkVictim, [Pointer, ..]) => Self::OomTask,
+            (Probe::TcpResetSent, [Pointer, Pointer]) => Self::ResetPlain,
+            (Probe::TcpResetSent, [Pointer, Pointer, Scalar]) => Self::ResetReason,
             (Probe::SignalDeliver, [Scalar, Pointer, Pointer])
             | (Probe::Fork, [Pointer, Pointer])
             | (Probe::Exec, [Pointer, Scalar, Pointer])
             | (Probe::Rename, [Pointer, Pointer])
-            | (Probe::ListenerClosed, [Pointer, Scalar, Scalar]) => Self::Only,
+            | (Probe::ListenerClosed, [Pointer, Scalar, Scalar])
+            | (Probe::SignalGenerate, [Scalar, Pointer, Pointer, Scalar, Scalar])
+            | (Probe::TcpResetReceived, [Pointer]) => Self::Only,
             _ => return Err(OffReason::UnknownPrototype { arguments: arguments.len() }),
         };
         Ok(known)
@@ -87,11 +108,13 @@ impl Variant {
             Self::ExitTask => Some((global::EXIT_HAS_GROUP_DEAD, 0)),
             Self::OomTask => Some((global::OOM_HAS_TASK, 1)),
             Self::OomThreadId => Some((global::OOM_HAS_TASK, 0)),
+            Self::ResetReason => Some((global::RESET_HAS_REASON, 1)),
+            Self::ResetPlain => Some((global::RESET_HAS_REASON, 0)),
         }
     }
 }
 
-/// What a program reads beside [`IDENTITY`].
+/// What a program reads beside what identifies a process.
 fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
     match probe {
         // The scalar says it; `live` is read where there is none.
@@ -104,6 +127,26 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
         Probe::Exec => &[],
         Probe::MarkVictim => &[TASK_TGID, TASK_PID],
         Probe::ListenerClosed => &[TASK_FLAGS, INET_SPORT, SOCK_NET, NET_INUM],
+        Probe::SignalGenerate => &[TASK_TGID, TASK_SIGNAL, SIGNAL_FLAGS, SIGINFO_CODE],
+        Probe::TcpResetSent => &[
+            INET_SPORT,
+            SOCK_NET,
+            NET_INUM,
+            SOCK_FAMILY,
+            SOCK_STATE,
+            SOCK_NUM,
+            SOCK_DPORT,
+            SOCK_DADDR,
+            SOCK_V6_DADDR,
+            SKB_HEAD,
+            SKB_TRANSPORT,
+            SKB_NETWORK,
+            SKB_DEV,
+            DEV_NET,
+        ],
+        Probe::TcpResetReceived => {
+            &[INET_SPORT, SOCK_NET, NET_INUM, SOCK_FAMILY, SOCK_STATE, SOCK_NUM, SOCK_DPORT, SOCK_DADDR, SOCK_V6_DADDR]
+        }
     }
 }
 
@@ -114,6 +157,8 @@ pub struct Plan {
     pub globals: BTreeMap<&'static str, u32>,
     /// For each probe, whether it fits.
     pub probes: Vec<(Probe, Result<(), OffReason>)>,
+    /// The names of this kernel's reasons for a TCP reset, by number; they differ between kernels.
+    pub reset_reasons: BTreeMap<u32, String>,
 }
 
 impl Plan {
@@ -131,7 +176,12 @@ impl Plan {
                 variant => variant,
             };
             found.extend(variant.global());
-            for need in IDENTITY.iter().chain(needs(probe, variant)) {
+            let identity = match probe {
+                // They run in whoever is interrupted.
+                Probe::TcpResetSent | Probe::TcpResetReceived => &[],
+                _ => IDENTITY,
+            };
+            for need in identity.iter().chain(needs(probe, variant)) {
                 if !globals.contains_key(need.global) {
                     found.insert(need.global, offset(btf, need)?);
                 }
@@ -140,8 +190,15 @@ impl Plan {
             Ok(())
         };
         let probes = Probe::ALL.map(|probe| (probe, fit(probe))).into();
-        Self { globals, probes }
+        let reset_reasons =
+            btf.enumerators("sk_rst_reason").into_iter().map(|(name, number)| (number, plain_reason(&name)));
+        Self { globals, probes, reset_reasons: reset_reasons.collect() }
     }
+}
+
+/// `SK_RST_REASON_TCP_ABORT_ON_CLOSE` as `tcp_abort_on_close`.
+fn plain_reason(name: &str) -> String {
+    name.strip_prefix("SK_RST_REASON_").unwrap_or(name).to_ascii_lowercase()
 }
 
 fn offset(btf: &Btf, need: &Need) -> Result<u32, OffReason> {
@@ -169,6 +226,7 @@ mod tests {
         start_boottime_bytes: u32,
         exit_arguments: usize,
         oom_has_task: bool,
+        reset_arguments: usize,
     }
 
     impl Kernel {
@@ -184,6 +242,7 @@ mod tests {
                 start_boottime_bytes: 8,
                 exit_arguments: 2,
                 oom_has_task: true,
+                reset_arguments: 3,
             }
         }
 
@@ -214,8 +273,27 @@ mod tests {
             b.structure("inet_sock", 16, &[("inet_sport", short, 12)]);
             let net = b.structure("", 8, &[("net", pointer, 0)]);
             let net = b.typedef("possible_net_t", net);
-            let common = b.structure("sock_common", 16, &[("skc_net", net, 8)]);
-            b.structure("sock", 16, &[("__sk_common", common, 0)]);
+            let address = b.array(byte, 16);
+            let common = [
+                ("skc_net", net, 8),
+                ("skc_family", short, 16),
+                ("skc_state", byte, 18),
+                ("skc_num", short, 20),
+                ("skc_dport", short, 22),
+                ("skc_daddr", int, 24),
+                ("skc_v6_daddr", address, 28),
+            ];
+            let common = b.structure("sock_common", 48, &common);
+            b.structure("sock", 48, &[("__sk_common", common, 0)]);
+            let packet = [
+                ("head", pointer, 0),
+                ("dev", pointer, 8),
+                ("transport_header", short, 16),
+                ("network_header", short, 18),
+            ];
+            b.structure("sk_buff", 24, &packet);
+            b.structure("net_device", 16, &[("nd_net", net, 8)]);
+            b.structure("kernel_siginfo", 16, &[("si_signo", int, 0), ("si_errno", int, 4), ("si_code", int, 8)]);
             let ns = b.structure("ns_common", 8, &[("inum", int, 4)]);
             b.structure("net", 16, &[("ns", ns, 8)]);
 
@@ -227,6 +305,10 @@ mod tests {
             let victim = if self.oom_has_task { vec![pointer, int] } else { vec![int] };
             b.tracepoint("mark_victim", &victim);
             b.tracepoint("inet_sock_set_state", &[pointer, int, int]);
+            b.tracepoint("signal_generate", &[int, pointer, pointer, int, int]);
+            let reason = b.enumeration("sk_rst_reason", &[("SK_RST_REASON_NO_SOCKET", 1)]);
+            b.tracepoint("tcp_send_reset", &[pointer, pointer, reason][..self.reset_arguments]);
+            b.tracepoint("tcp_receive_reset", &[pointer]);
             let btf = Btf::parse(self.b.finish()).expect("the builder writes BTF");
             Plan::new(&btf, &LoadOptions::default())
         }
@@ -247,16 +329,20 @@ mod tests {
         assert_eq!(plan.globals[global::NET_INUM], 12);
         assert_eq!(plan.globals[global::EXIT_HAS_GROUP_DEAD], 1);
         assert_eq!(plan.globals[global::OOM_HAS_TASK], 1);
+        assert_eq!(plan.globals[global::RESET_HAS_REASON], 1);
+        assert_eq!(plan.globals[global::SIGINFO_CODE], 8);
+        assert_eq!(plan.reset_reasons[&1], "no_socket");
         // Nobody reads it here.
         assert!(!plan.globals.contains_key(global::SIGNAL_LIVE));
     }
 
     #[test]
     fn an_older_kernel_has_the_older_variants() {
-        let plan = Kernel { exit_arguments: 1, oom_has_task: false, ..Kernel::new() }.plan();
+        let plan = Kernel { exit_arguments: 1, oom_has_task: false, reset_arguments: 2, ..Kernel::new() }.plan();
         assert_eq!(plan.globals[global::EXIT_HAS_GROUP_DEAD], 0);
         assert_eq!(plan.globals[global::SIGNAL_LIVE], 4);
         assert_eq!(plan.globals[global::OOM_HAS_TASK], 0);
+        assert_eq!(plan.globals[global::RESET_HAS_REASON], 0);
     }
 
     #[test]
@@ -266,10 +352,10 @@ mod tests {
         let plan = Kernel { task_fields, ..kernel }.plan();
         let detail = "struct task_struct has no field tgid in this kernel".to_owned();
         let off = Err(OffReason::NoField { detail });
-        for probe in [Probe::Fork, Probe::Rename, Probe::MarkVictim] {
+        for probe in [Probe::Fork, Probe::Rename, Probe::MarkVictim, Probe::SignalGenerate] {
             assert_eq!(*state(&plan, probe), off, "{probe}");
         }
-        for probe in [Probe::Exit, Probe::SignalDeliver, Probe::Exec, Probe::ListenerClosed] {
+        for probe in [Probe::Exit, Probe::SignalDeliver, Probe::Exec, Probe::ListenerClosed, Probe::TcpResetSent] {
             assert_eq!(*state(&plan, probe), Ok(()), "{probe}");
         }
         assert!(!plan.globals.contains_key(global::TASK_TGID));

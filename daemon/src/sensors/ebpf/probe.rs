@@ -25,12 +25,28 @@ pub enum Probe {
     MarkVictim,
     /// A watched listening socket closes.
     ListenerClosed,
+    /// A signal is sent to a watched process: by whom.
+    SignalGenerate,
+    /// The kernel sends a TCP reset from a watched port.
+    TcpResetSent,
+    /// A connection of a watched port is reset by its peer.
+    TcpResetReceived,
 }
 
 impl Probe {
     /// Every probe.
-    pub const ALL: [Self; 7] =
-        [Self::Exit, Self::SignalDeliver, Self::Fork, Self::Exec, Self::Rename, Self::MarkVictim, Self::ListenerClosed];
+    pub const ALL: [Self; 10] = [
+        Self::Exit,
+        Self::SignalDeliver,
+        Self::Fork,
+        Self::Exec,
+        Self::Rename,
+        Self::MarkVictim,
+        Self::ListenerClosed,
+        Self::SignalGenerate,
+        Self::TcpResetSent,
+        Self::TcpResetReceived,
+    ];
 
     /// The raw tracepoint.
     #[must_use]
@@ -43,6 +59,9 @@ impl Probe {
             Self::Rename => "task_rename",
             Self::MarkVictim => "mark_victim",
             Self::ListenerClosed => "inet_sock_set_state",
+            Self::SignalGenerate => "signal_generate",
+            Self::TcpResetSent => "tcp_send_reset",
+            Self::TcpResetReceived => "tcp_receive_reset",
         }
     }
 
@@ -57,6 +76,9 @@ impl Probe {
             Self::Rename => program::RENAME,
             Self::MarkVictim => program::OOM,
             Self::ListenerClosed => program::LISTENER,
+            Self::SignalGenerate => program::SENDER,
+            Self::TcpResetSent => program::RESET_SENT,
+            Self::TcpResetReceived => program::RESET_RECEIVED,
         }
     }
 
@@ -69,10 +91,12 @@ impl Probe {
                 "a fatal signal is seen at the exit it leads to: after the core dump, if there is one"
             }
             Self::Fork => "new processes of an engine are found by a scan, within seconds",
-            Self::Exec => "a process that runs another program keeps its old title until it is looked at",
+            Self::Exec => "a program that runs in an engine's place, or under another title, goes unseen",
             Self::Rename => "a critical process that titles itself late is found by a scan, within seconds",
             Self::MarkVictim => "an OOM kill looks like any other SIGKILL",
             Self::ListenerClosed => "a listener that closes is seen by the next health check",
+            Self::SignalGenerate => "who sent a signal is not known, and one to a supervisor goes unseen",
+            Self::TcpResetSent | Self::TcpResetReceived => "resets do not ask for a health check before its time",
         }
     }
 
@@ -87,6 +111,9 @@ impl Probe {
             Self::Rename => "rename",
             Self::MarkVictim => "mark_victim",
             Self::ListenerClosed => "listener_closed",
+            Self::SignalGenerate => "signal_generate",
+            Self::TcpResetSent => "tcp_reset_sent",
+            Self::TcpResetReceived => "tcp_reset_received",
         }
     }
 }

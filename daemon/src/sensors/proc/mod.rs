@@ -8,10 +8,12 @@ pub mod cgroup;
 pub mod declare;
 pub mod find;
 pub mod listeners;
+mod state;
 pub mod tree;
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use procfs::process::{Process, Stat};
@@ -25,6 +27,7 @@ pub fn ours() -> std::collections::HashSet<u32> {
 }
 
 pub use find::{FindError, find_root, find_root_except};
+pub use state::{ProcessState, process_state};
 pub use tree::{ProcessInfo, descendants, describe};
 
 /// Longest command line that is read, in bytes. Titles and what people search for come first.
@@ -124,6 +127,15 @@ pub fn cmdline(tgid: u32) -> Option<String> {
         }
     }
     Some(printable(String::from_utf8_lossy(&bytes).trim()))
+}
+
+/// The file that the process runs, also when it was deleted since. Needs ptrace access
+/// (ptrace(2)): the same user, or CAP_SYS_PTRACE.
+#[must_use]
+pub fn exe(tgid: u32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{tgid}/exe")).ok()?;
+    let kept = path.to_str().and_then(|text| text.strip_suffix(" (deleted)")).map(PathBuf::from);
+    Some(kept.unwrap_or(path))
 }
 
 /// Names come from strangers and go to logs and terminals.

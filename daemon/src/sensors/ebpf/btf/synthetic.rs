@@ -1,7 +1,8 @@
 //! Writes small BTF for tests.
 
 use super::{
-    KIND_ARRAY, KIND_CONST, KIND_FUNC_PROTO, KIND_INT, KIND_PTR, KIND_STRUCT, KIND_TYPEDEF, KIND_UNION, MAGIC,
+    KIND_ARRAY, KIND_CONST, KIND_ENUM, KIND_FUNC_PROTO, KIND_INT, KIND_PTR, KIND_STRUCT, KIND_TYPEDEF, KIND_UNION,
+    MAGIC,
 };
 
 /// Collects types; each method returns the number of the type that it wrote.
@@ -36,6 +37,13 @@ impl Builder {
     pub(crate) fn typedef(&mut self, name: &str, of: u32) -> u32 {
         let name = self.string(name);
         self.push(name, KIND_TYPEDEF << 24, of, &[])
+    }
+
+    /// An enum of four bytes.
+    pub(crate) fn enumeration(&mut self, name: &str, values: &[(&str, u32)]) -> u32 {
+        let tail: Vec<u32> = values.iter().flat_map(|(name, value)| [self.string(name), *value]).collect();
+        let name = self.string(name);
+        self.push(name, KIND_ENUM << 24 | values.len() as u32, 4, &tail)
     }
 
     /// Members as (name, type, offset in bytes).

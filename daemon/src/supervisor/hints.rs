@@ -1,0 +1,160 @@
+//! What the kernel tells beside deaths: who supervises, what was executed, resets, and the state of
+//! processes that do not answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::core::{Direction, Evidence, GpuPolicy, Kind, Nanos, ProcessId, State, WorkerId};
+use crate::effects::deaths::MomentKind;
+use crate::losses::Loss;
+use crate::sensors::kmsg::{Fact, Told};
+use crate::sensors::proc::{self, ProcessInfo, ProcessState};
+
+use super::Supervisor;
+
+/// Resets ask for a worker's health at most this often.
+const RESET_PROBE: Duration = Duration::from_secs(1);
+
+/// Parents that start an engine and do not supervise it: a signal to them is about themselves. A
+/// shim lives as long as its container and is ended after it. Prefixes of a `comm`.
+const NO_SUPERVISORS: [&str; 10] =
+    ["containerd-shim", "conmon", "runc", "crun", "dockerd", "kubelet", "systemd", "init", "sshd", "lastgasp"];
+
+/// A reset of the serving port, as the kernel told it.
+pub(super) struct Reset {
+    pub(super) worker: WorkerId,
+    pub(super) root: ProcessId,
+    pub(super) direction: Direction,
+    pub(super) reason: Option<u32>,
+    pub(super) peer: SocketAddr,
+    pub(super) count: u64,
+    pub(super) at: Nanos,
+}
+
+impl Supervisor {
+    /// Watches the signals to the root's parent, if that supervises the engine: a container's init
+    /// such as tini, a supervisor such as supervisord, a shell script. SIGTERM to it is the first
+    /// word of the engine's end. Processes of another worker's tree are watched anyway.
+    pub(super) fn watch_supervisor(&mut self, worker: WorkerId, root: &ProcessInfo) {
+        if let Some(idle) = self.processes.unsupervised(worker) {
+            self.unwatch(idle);
+        }
+        let parent = proc::describe(root.parent_tgid).filter(|parent| {
+            parent.id.tgid > 1
+                && parent.id.start_ticks <= root.id.start_ticks
+                && !self.processes.is_tracked(parent.id.tgid)
+                && !NO_SUPERVISORS.iter().any(|name| parent.comm.starts_with(name))
+        });
+        let (Some(parent), Some(probes)) = (parent, self.probes.as_mut()) else { return };
+        match probes.watch_signals(parent.id.tgid, worker.0, parent.id.start_ticks) {
+            Ok(()) => {
+                tracing::debug!(worker = %self.name(worker), tgid = parent.id.tgid, comm = parent.comm, "supervised by");
+                self.processes.supervised_by(worker, parent.id);
+            }
+            Err(error) => {
+                tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched");
+                self.metrics.lose(Loss::WatchSupervisor, 1);
+            }
+        }
+    }
+
+    /// A critical process has run a program. The same one again is nothing, and so is anything while
+    /// the engine starts: entry points are scripts.
+    pub(super) fn executed(&mut self, id: ProcessId) {
+        let exe = proc::exe(id.tgid);
+        let Some(former) = self.processes.runs(id, exe.clone()) else { return };
+        let (Some(exe), Some(tracked)) = (exe, self.processes.get(id)) else { return };
+        let (worker, root, process) = (tracked.worker, tracked.root, tracked.process());
+        if exe == former || matches!(self.core.state(worker), None | Some(State::Starting)) {
+            return;
+        }
+        let by = exe.display().to_string();
+        tracing::warn!(worker = %self.name(worker), process = %process.title, by, "another program runs in its place");
+        self.evidence(Evidence { worker, root, kind: Kind::Replaced { process, by }, at: proc::monotonic_now() });
+    }
+
+    /// Resets are counted and kept for the certificate; now and then they ask for the worker's health.
+    pub(super) fn tcp_reset(&mut self, reset: Reset) {
+        let Reset { worker, root, direction, reason, peer, count, at } = reset;
+        let reason = reason.map(|number| {
+            let name = self.probes.as_ref().and_then(|probes| probes.reset_reason(number));
+            name.map_or_else(|| number.to_string(), str::to_owned)
+        });
+        let kind = Kind::TcpReset { direction, reason, peer, count };
+        if !self.workers.knows(worker) {
+            return;
+        }
+        let slot = &mut self.workers[worker];
+        let asked_lately = slot.reset_probe.is_some_and(|asked| at.since(asked) < RESET_PROBE);
+        if asked_lately {
+            self.deaths.evidence(worker, &kind, at);
+            self.metrics.evidence.with_label_values(&[kind.name()]).inc();
+            return;
+        }
+        slot.reset_probe = Some(at);
+        self.evidence(Evidence { worker, root, kind, at });
+    }
+
+    /// The kernel's log said something.
+    pub(super) fn kmsg(&mut self, told: Told) {
+        let at = proc::monotonic_now();
+        match told {
+            Told::Overrun => self.metrics.lose(Loss::KernelLog, 1),
+            Told::Fact(Fact::OomKill { tid, scope }) => {
+                let tgid = proc::thread_group(tid).unwrap_or(tid);
+                let Some(tracked) = self.processes.by_pid(tgid) else { return };
+                let detail = format!("{} (pid {tgid}): {scope}", tracked.title);
+                tracing::warn!(worker = %self.name(tracked.worker), detail, "OOM kill");
+                self.deaths.moment(tracked.worker, MomentKind::Evidence, "oom_kill", detail, at);
+            }
+            Told::Fact(Fact::GpuFault { fault, policy, pid }) => self.gpu_fault(&fault, policy, pid, at),
+        }
+    }
+
+    /// A fault of a worker's process is its own. One of a process of nobody's is nothing, and one that
+    /// names no process may be anybody's: everybody is asked.
+    fn gpu_fault(&mut self, fault: &str, policy: GpuPolicy, pid: Option<u32>, at: Nanos) {
+        tracing::warn!(fault, pid, policy = ?policy, "GPU fault");
+        self.metrics.notices.with_label_values(&["gpu_fault"]).inc();
+        let fault = fault.to_owned();
+        if let Some(pid) = pid {
+            let tgid = proc::thread_group(pid).unwrap_or(pid);
+            let Some(tracked) = self.processes.by_pid(tgid) else { return };
+            let (worker, root, process) = (tracked.worker, tracked.root, Some(tracked.process()));
+            self.evidence(Evidence { worker, root, kind: Kind::GpuFault { process, fault, policy }, at });
+            return;
+        }
+        let policy = if policy == GpuPolicy::Lost { GpuPolicy::Probe } else { policy };
+        let workers: Vec<_> = self.workers.iter().map(|(worker, _)| worker).collect();
+        for worker in workers {
+            let Some(root) = self.processes.root(worker) else { continue };
+            let kind = Kind::GpuFault { process: None, fault: fault.clone(), policy };
+            self.evidence(Evidence { worker, root, kind, at });
+        }
+    }
+
+    /// The worker does not answer: whether its processes could. Health decides; this is what a person
+    /// wants to know.
+    pub(super) fn note_process_states(&mut self, worker: WorkerId, at: Nanos) {
+        let stuck: Vec<String> = self
+            .processes
+            .tree(worker)
+            .into_iter()
+            .filter(|tracked| tracked.critical && !tracked.exit_seen)
+            .filter_map(|tracked| match proc::process_state(tracked.id)? {
+                ProcessState::Running => None,
+                state => Some(format!("{} (pid {}) is {}", tracked.title, tracked.id.tgid, state.as_str())),
+            })
+            .collect();
+        let stuck = stuck.join(", ");
+        let slot = &mut self.workers[worker];
+        if slot.stuck == stuck {
+            return;
+        }
+        stuck.clone_into(&mut slot.stuck);
+        if !stuck.is_empty() {
+            tracing::warn!(worker = %self.name(worker), %stuck, "no answer");
+            self.deaths.moment(worker, MomentKind::Evidence, "process_state", stuck, at);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Many processes at once, watched and unwatched.
+
+use std::collections::HashMap;
+
+use lastgasp::sensors::ebpf::{LoadOptions, Probe};
+use lastgasp_ebpf::EventKind;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::harness::{Kernel, SLOT, Victim, start_ticks, until};
+
+/// A node full of workers dies in one moment, while unrelated processes come and go as fast as the
+/// machine can make them.
+#[test]
+fn five_hundred_and_twelve_die_at_once_amid_a_storm() {
+    const PROCESSES: usize = 512;
+    let mut kernel = Kernel::load();
+    let sleepers = Victim::start(&["sleepers", &PROCESSES.to_string()]);
+    let pids: Vec<u32> = sleepers.said.split(' ').map(|pid| pid.parse().expect("a pid")).collect();
+    assert_eq!(pids.len(), PROCESSES);
+    let mut watched = HashMap::new();
+    for pid in &pids {
+        let ticks = start_ticks(*pid).expect("it sleeps");
+        kernel.probes.watch(*pid, SLOT, ticks).expect("there is room");
+        watched.insert(*pid, ticks);
+    }
+    let mut storm = Victim::start(&["storm", "4"]);
+    let begin = std::time::Instant::now();
+    // It blows for a while before, …
+    until("a second is over", || (begin.elapsed().as_millis() > 1000).then_some(()));
+    killpg(Pid::from_raw(pids[0] as i32), Signal::SIGKILL).expect("they are there");
+    let mut exits: HashMap<u32, usize> = HashMap::new();
+    let all = until("all of them are dead", || {
+        let dead = kernel.seen().iter().filter(|event| event.kind() == Some(EventKind::Exit)).count();
+        (dead >= PROCESSES).then_some(dead)
+    });
+    // … and goes on after.
+    until("another second is over", || (begin.elapsed().as_millis() > 2000).then_some(()));
+    storm.go();
+    let storm_exits = storm.read_number("exits ");
+    let rate = f64::from(storm_exits) / begin.elapsed().as_secs_f64();
+    storm.wait();
+
+    for event in kernel.seen().iter().filter(|event| event.kind() == Some(EventKind::Exit)) {
+        assert_eq!(watched.get(&event.tgid), Some(&event.start_ticks()), "{event:?} is nobody's");
+        *exits.entry(event.tgid).or_default() += 1;
+    }
+    assert_eq!((all, exits.len()), (PROCESSES, PROCESSES), "none missed");
+    assert!(exits.values().all(|count| *count == 1), "none twice");
+    let others = kernel.seen().iter().filter(|event| !watched.contains_key(&event.tgid)).count();
+    assert_eq!(others, 0, "the storm is silent");
+    let dropped = kernel.probes.dropped().expect("permitted");
+    assert!(dropped.iter().all(|(_, count)| *count == 0), "{dropped:?}");
+    assert_eq!(kernel.probes.watched_processes().count(), 0, "an exit ends the watch");
+    eprintln!("{PROCESSES} deaths among {rate:.0} unrelated exits a second");
+}
+
+/// A pid that is used again while the watch on its first owner is still there. The kernel can be made to
+/// use pids again soon, but for the whole machine, so this runs in a guest only.
+#[test]
+fn a_pid_that_is_used_again_is_another_process() {
+    const PID_MAX: &str = "/proc/sys/kernel/pid_max";
+    if std::env::var_os("LASTGASP_GUEST").is_none() {
+        eprintln!("SKIPPED: it changes {PID_MAX}; `cargo xtask test-kernels` runs it");
+        return;
+    }
+    let former = std::fs::read_to_string(PID_MAX).expect("procfs is mounted");
+    // Without this probe nothing ends the watch.
+    let options = LoadOptions { disabled: vec![Probe::Exit], ..LoadOptions::default() };
+    let mut kernel = Kernel::load_with(&options);
+    let mut first = Victim::start(&["threads", "1"]);
+    kernel.watch(&first);
+    first.kill(Signal::SIGKILL);
+    first.wait();
+    let seen = kernel.seen().len();
+    assert!(kernel.probes.watched(first.tgid).is_some());
+
+    // More than the pids in use, and no less than the kernel's own minimum (RESERVED_PIDS + 1).
+    std::fs::write(PID_MAX, (first.tgid + 64).max(400).to_string()).expect("root may");
+    let second = until("the pid is used again", || {
+        let next = Victim::start(&["threads", "1"]);
+        (next.tgid == first.tgid).then_some(next)
+    });
+    assert_ne!(second.start_ticks, first.start_ticks);
+    second.kill(Signal::SIGTERM);
+    drop(second);
+    std::fs::write(PID_MAX, former.trim()).expect("root may");
+    assert_eq!(kernel.seen().len(), seen, "its signals are not its predecessor's");
+}

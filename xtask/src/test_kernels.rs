@@ -1,0 +1,156 @@
+//! `cargo xtask test-kernels`: the stories of `tests/kernel` on Debian's kernels, in QEMU.
+//!
+//! Plain emulation, no KVM: it works wherever the tests do. The guest is an initramfs that holds
+//! the test binary, the victim programs and their libraries; everything else is the kernel's.
+
+mod guest;
+mod image;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::tools::{self, ToolError};
+
+/// The kernel's stories on other kernels than this machine's, in QEMU.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask test-kernels                      Debian's 6.1 and 6.12
+  cargo xtask test-kernels --kernel 6.12        one of them
+  cargo xtask test-kernels --filter signal::    only stories whose name contains this
+
+Kernels come from Debian's linux-image packages and stay in target/kernels. As root, what is missing
+(qemu-system-x86, busybox-static, cpio) is installed with apt-get.
+Exit status: 0 all passed, 1 something failed.")]
+pub(crate) struct Arguments {
+    /// Which kernel; all of them if none is named.
+    #[arg(long, value_name = "VERSION", value_parser = image::KERNELS)]
+    kernel: Vec<String>,
+    /// Only stories whose name contains this.
+    #[arg(long, value_name = "NAME")]
+    filter: Option<String>,
+    /// Seconds after which a guest is stopped.
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    timeout: u64,
+}
+
+/// Why the stories could not be run.
+#[derive(Debug, Error)]
+pub(crate) enum KernelsError {
+    /// A program is missing.
+    #[error("{program} is missing: as root, `apt-get install {package}`")]
+    Missing {
+        /// What.
+        program: &'static str,
+        /// Where it comes from.
+        package: &'static str,
+    },
+    /// Another program failed.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    /// There is no kernel of that version to be had.
+    #[error("no package linux-image-{version}.*-cloud-amd64: `apt-get update`, and look at apt's sources")]
+    NoKernel {
+        /// Which version.
+        version: String,
+    },
+    /// A file.
+    #[error("{what}: {source}")]
+    Io {
+        /// Which.
+        what: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The guest did not say how the stories ended.
+    #[error("the guest ended, or was stopped after {0:?}, before its tests did")]
+    NoVerdict(Duration),
+    /// Cargo built no test binary.
+    #[error("cargo named no test binary `kernel`")]
+    NoBinary,
+}
+
+/// For errors of files.
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> KernelsError {
+    let what = what.into();
+    move |source| KernelsError::Io { what, source }
+}
+
+pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+    match run(arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cargo xtask test-kernels: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool, KernelsError> {
+    for (program, package) in [
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("busybox", "busybox-static"),
+        ("cpio", "cpio"),
+        ("ldd", "libc-bin"),
+    ] {
+        need(program, package)?;
+    }
+    let tests = build()?;
+    let victim = tools::target().join("debug/victim");
+    let versions: Vec<&str> = match &arguments.kernel[..] {
+        [] => image::KERNELS.to_vec(),
+        some => some.iter().map(String::as_str).collect(),
+    };
+    let mut passed = true;
+    for version in versions {
+        let kernel = image::kernel(version)?;
+        let begin = Instant::now();
+        eprintln!("==> {}", kernel.name);
+        let initramfs = image::initramfs(&kernel, &tests, &victim, arguments.filter.as_deref())?;
+        let status = guest::run(&kernel, &initramfs, Duration::from_secs(arguments.timeout))?;
+        eprintln!("==> {}: exit status {status} after {:.0} s", kernel.name, begin.elapsed().as_secs_f64());
+        passed &= status == 0;
+    }
+    Ok(passed)
+}
+
+/// Installs a program if it is missing and this is root.
+fn need(program: &'static str, package: &'static str) -> Result<(), KernelsError> {
+    if tools::on_path(program).is_none() && tools::is_root() {
+        tools::step(&format!("{program} is missing"), Command::new("apt-get").args(["install", "-y", package]))?;
+    }
+    if tools::on_path(program).is_none() {
+        return Err(KernelsError::Missing { program, package });
+    }
+    Ok(())
+}
+
+/// Builds the stories and the victims; where the test binary is.
+fn build() -> Result<PathBuf, KernelsError> {
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(tools::cargo());
+        command.current_dir(tools::workspace()).args(arguments);
+        command
+    };
+    tools::step("build the victims", &mut cargo(&["build", "-p", "lastgasp-tests", "--bin", "victim"]))?;
+    let arguments = ["test", "-p", "lastgasp-tests", "--test", "kernel", "--no-run", "--message-format=json"];
+    let said = tools::output(cargo(&arguments).stderr(Stdio::inherit()))?;
+
+    #[derive(Deserialize)]
+    struct Artifact {
+        target: Target,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+    let artifacts = said.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
+    let mut tests = artifacts.filter(|artifact| artifact.target.name == "kernel");
+    tests.find_map(|artifact| artifact.executable).ok_or(KernelsError::NoBinary)
+}

@@ -1,0 +1,44 @@
+//! A kernel in QEMU, and what it says on its serial line.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::{KernelsError, image::Kernel, io};
+
+/// Begins the line with the exit status of the tests.
+pub(super) const VERDICT: &str = "lastgasp-tests-ended-with=";
+
+/// Boots, shows what the guest prints, and returns the exit status of its tests.
+pub(super) fn run(kernel: &Kernel, initramfs: &Path, timeout: Duration) -> Result<i32, KernelsError> {
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", "-nographic", "-no-reboot"]);
+    qemu.args(["-append", "console=ttyS0 quiet panic=-1 loglevel=3"]);
+    qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
+    let mut guest = qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(io("qemu-system-x86_64"))?;
+    let output = guest.stdout.take().map(BufReader::new);
+    let (lines, said) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in output.into_iter().flat_map(|output| output.split(b'\n')).map_while(Result::ok) {
+            if lines.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    let deadline = Instant::now() + timeout;
+    let mut verdict = None;
+    while let Ok(line) = said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match line.strip_prefix(VERDICT) {
+            Some(status) => verdict = status.parse().ok(),
+            None => println!("{line}"),
+        }
+    }
+    // It has powered itself off, or hangs.
+    let _ = guest.kill();
+    guest.wait().map_err(io("qemu-system-x86_64"))?;
+    drop(said);
+    let _ = reader.join();
+    verdict.ok_or(KernelsError::NoVerdict(timeout))
+}
