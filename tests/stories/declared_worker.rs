@@ -10,7 +10,7 @@ use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::{Declaration, Engine};
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
-use lastgasp_tests::process::Process;
+use lastgasp_tests::process::{GIVE_UP, Process};
 use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -42,15 +42,25 @@ impl Node {
     }
 
     /// Runs a program as the user of this story, in a new PID namespace, whose init it is.
-    fn container(&self, name: &str, unshare: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Process {
+    async fn container(&self, name: &str, unshare: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Process {
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child"]).args(unshare);
-        // It ends with unshare, and with it everything in its namespace.
-        command
-            .args(["setpriv", "--pdeathsig", "KILL", "--clear-groups", "--reuid", &self.uid.to_string()])
-            .args(program);
+        command.args(["--pid", "--fork"]).args(unshare);
+        command.args(["setpriv", "--clear-groups", "--reuid", &self.uid.to_string()]).args(program);
         command.current_dir(self.folder.path()).envs(variables.iter().copied());
-        Process::spawn(name, command, self.folder.path()).unwrap()
+        let mut process = Process::spawn(name, command, self.folder.path()).unwrap();
+        let pid = process.identity.pid;
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let init = async {
+            loop {
+                if let Ok(init) = std::fs::read_to_string(&children).unwrap_or_default().trim().parse::<u32>() {
+                    return init;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        // It ends with the process here, and with it everything in its namespace.
+        process.record([tokio::time::timeout(GIVE_UP, init).await.expect("unshare forks")]);
+        process
     }
 
     async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
@@ -134,7 +144,7 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     node.refused("stranger", "not_allowed").await;
     // The init of a container, at an address that is not the container's.
     let variables = [("LASTGASP_WORKER", "elsewhere"), ("LASTGASP_ENDPOINT", "http://127.0.0.1:8000")];
-    let elsewhere = node.container("elsewhere", &["--net"], &["sleep", "1000"], &variables);
+    let elsewhere = node.container("elsewhere", &["--net"], &["sleep", "1000"], &variables).await;
     node.refused("elsewhere", "endpoint_elsewhere").await;
 
     drop((impostor, squatter, stranger, elsewhere));
@@ -181,7 +191,7 @@ async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobo
         "--orphan-lifetime",
         "1",
     ];
-    let container = node.container("alpha", &[], &program, &variables);
+    let container = node.container("alpha", &[], &program, &variables).await;
     let starts = |status: &Value| status["workers"][0]["state"] == "starting";
     let status = node.daemon.status_when("it starts", starts).await.unwrap();
     let root = status["workers"][0]["root"]["tgid"].as_u64().unwrap();

@@ -20,6 +20,8 @@ use super::{Message, Supervisor, start};
 
 /// Declared workers at one time; more than any node has GPUs.
 const MAX_DECLARED: usize = 256;
+/// Of them, in one container or cgroup: no container can take all places.
+const MAX_IN_ONE_PLACE: usize = 32;
 /// Refusals that are told in a minute. All are counted.
 const MAX_TOLD: usize = 30;
 /// How long a declared worker whose life is over is kept at the least, so that what is still alive
@@ -164,9 +166,14 @@ impl Supervisor {
             let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
             return Judgement::Refuse((Refusal::EndpointTaken, detail));
         }
-        let declared = self.workers.iter().filter(|(_, slot)| slot.declared.is_some()).count();
-        if named.is_none() && declared >= MAX_DECLARED {
-            return Judgement::Refuse((Refusal::TooMany, format!("there are {declared} already")));
+        let origins: Vec<&Origin> = self.workers.iter().filter_map(|(_, slot)| slot.declared.as_ref()).collect();
+        let here = origins.iter().filter(|origin| ***origin == claim.origin).count();
+        let everywhere = origins.len();
+        if named.is_none() && (everywhere >= MAX_DECLARED || here >= MAX_IN_ONE_PLACE) {
+            return Judgement::Refuse((
+                Refusal::TooMany,
+                format!("there are {everywhere} already, {here} of them here"),
+            ));
         }
         let DeclareConfig { on_lost, reap_grace, .. } = &self.config.declare;
         let config = WorkerConfig { on_lost: on_lost.clone(), reap_grace: *reap_grace, ..config.as_ref().clone() };
