@@ -268,6 +268,42 @@ mod tests {
     }
 
     #[test]
+    fn every_title_that_an_engine_gives_is_known() {
+        // vLLM 0.33 and SGLang 0.5.23, as their sources set them.
+        for (engine, titles) in [
+            (
+                "vllm",
+                &[
+                    "VLLM::EngineCore",
+                    "VLLM::EngineCore_DP3",
+                    "VLLM::Worker",
+                    "VLLM::Worker_DP0_PP1_TP3_EP3",
+                    "VLLM::APIServer_1",
+                    "VLLM::APIServer_DP2",
+                    "VLLM::DPCoordinator",
+                ][..],
+            ),
+            (
+                "sglang",
+                &[
+                    "sglang::scheduler",
+                    "sglang::scheduler_DP1_PP0_TP3_EP1",
+                    "sglang::detokenizer",
+                    "sglang::detokenizer_router",
+                    "sglang::data_parallel_controller",
+                    "sglang::tokenizer_worker:4711",
+                ],
+            ),
+        ] {
+            for full in titles {
+                let comm: String = full.chars().take(MAX_COMM).collect();
+                assert_eq!(title(engine, &comm, &format!("{full}      ")).as_deref(), Some(*full));
+                assert_eq!(title(engine, &comm, "").as_deref(), Some(comm.as_str()), "from {full}");
+            }
+        }
+    }
+
+    #[test]
     fn the_prefix_is_configurable_and_the_role_is_not() {
         assert_eq!(title("vllm", "prod::EngineCor", "").unwrap(), "prod::EngineCor");
         assert_eq!(

@@ -79,6 +79,24 @@ pub fn holds(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
+/// Whether other users' processes may be looked into: their environment, listeners and namespaces.
+#[must_use]
+pub fn may_look_into_others() -> bool {
+    holds(Capability::CAP_SYS_PTRACE) && holds(Capability::CAP_DAC_READ_SEARCH)
+}
+
+/// Whether this process is in a user namespace of its own, where capabilities count for what belongs
+/// to that namespace only: bpf(2), say, asks for them in the initial one (`bpf_capable`).
+#[must_use]
+pub fn in_user_namespace() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !is_initial(&map))
+}
+
+/// The initial namespace maps every number to itself (user_namespaces(7)).
+fn is_initial(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// What this thread has in effect, by number.
 #[must_use]
 pub fn effective() -> Vec<Capability> {
@@ -137,6 +155,14 @@ mod tests {
             assert_eq!(name(used.capability), used.capability.to_string());
         }
         assert_eq!(name(Capability::CAP_SYS_ADMIN), Capability::CAP_SYS_ADMIN.to_string());
+    }
+
+    #[test]
+    fn only_the_initial_namespace_maps_everything_to_itself() {
+        assert!(is_initial("         0          0 4294967295\n"));
+        // Rootless, and as the kubelet maps a pod with hostUsers: false.
+        assert!(!is_initial("         0       1000          1\n"));
+        assert!(!is_initial("         0     131072      65536\n"));
     }
 
     /// Capabilities are the thread's, so this leaves other tests alone.

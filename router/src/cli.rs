@@ -88,7 +88,7 @@ pub struct Args {
     pub ready_file: Option<PathBuf>,
 
     /// What is logged, as for `RUST_LOG`.
-    #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info")]
+    #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info,async_nats=warn")]
     pub log: String,
 
     /// How it is logged, on standard error.

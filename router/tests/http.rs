@@ -272,6 +272,25 @@ async fn a_signal_is_answered_with_what_became_of_every_stream() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn three_hundred_streams_leave_a_lost_worker_together() {
+    let hung = Worker::start("a", Behaviour::Hangs(5)).await;
+    let well = Worker::start("b", Behaviour::Well).await;
+    let story = Story::start(moving(), &[&hung]).await;
+    let mut begun = Vec::new();
+    for _ in 0..300 {
+        begun.push(Begun::after(story.post(CHAT, &chat()).await).await);
+    }
+    story.list("b", &well.endpoint);
+    let listings = story.signal(Mode::Lost, &["a"]);
+    for begun in begun {
+        same(begun.rest().await, CHAT, &chat());
+    }
+    let counts = listings[0].settled().await;
+    assert_eq!((counts.streams, counts.moved), (300, 300));
+    hung.dropped(300).await;
+}
+
 #[tokio::test]
 async fn a_handover_without_another_worker_leaves_the_stream_where_it_is_until_there_is_one() {
     let leaving = Worker::start("a", Behaviour::Paced).await;

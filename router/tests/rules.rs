@@ -1,5 +1,26 @@
 //! The rules of a continuation one by one: what the second worker is asked, what the client sees, and
 //! what must not be moved. The numbers T1 to T32 are the seam traps that were measured on vLLM 0.32.
+//!
+//! Twelve defects were found in another router's continuation; where each is tested here:
+//!
+//! 1. chat by text begins a new turn: `chat-text-path` in `cases/`,
+//!    `a_conversation_that_ends_in_an_assistants_message_has_that_extended`
+//! 2. an unset budget falls to 16 tokens: `an_unset_budget_of_a_chat_is_the_rest_of_the_context`
+//! 3. text held for `stop` is lost, a stop string across the seam missed:
+//!    `a_stop_string_across_the_seam_is_found_and_reported`, `property.rs`
+//! 4. a seam inside a character repeats the prompt: `ids_are_carried_up_to_the_last_text_that_was_whole`,
+//!    `a_prompt_that_leaks_through_a_seam_inside_a_character_is_cut_off`
+//! 5. events cut by the transport: `split-event`, `transcripts.rs`, `fuzz.rs`
+//! 6. a fault between finish_reason and `[DONE]`: `finished-but-no-done`,
+//!    `after_the_finish_reason_nothing_is_a_failure`
+//! 7. echo repeated, reasoning becomes content: `echo-once`,
+//!    `reasoning_is_carried_by_ids_on_the_chat_endpoint_and_not_at_all_by_text`
+//! 8. an in-band error passed on: `no_failure_of_an_engine_reaches_the_client`
+//! 9. id and usage change: `later_moves_are_as_exact_as_the_first`, `running_usage_counts_the_prompt_once`
+//! 10. a second move is worse: `later_moves_are_as_exact_as_the_first`, `three_deaths_in_a_row_leave_no_seam`
+//! 11. a dead but listed worker takes requests and moves: `a_listed_worker_that_is_not_there_costs_nothing`,
+//!     `a_worker_that_dies_before_a_byte_does_not_use_up_the_limit` in `http.rs`
+//! 12. a worker listed around the snapshot is never seen: cannot occur, one watch lists and follows
 #![forbid(unsafe_code)]
 
 use lastgasp_router::continuation::{
@@ -192,6 +213,14 @@ fn every_budget_is_reduced_and_never_below_one() {
     // vLLM gives the newer name precedence.
     assert_eq!((&outgoing.body["max_tokens"], &outgoing.body["min_tokens"]), (&json!(6), &json!(0)));
     assert_eq!(outgoing.body.get("max_completion_tokens"), None);
+}
+
+#[test]
+fn no_more_is_asked_for_than_the_next_workers_context_holds() {
+    let mut stream = Stream::completions(prompt(json!({ "max_tokens": 500 })));
+    stream.begins(&[1, 2]);
+    stream.says("a", &[11]);
+    assert_eq!(stream.moves_to(VLLM).body["max_tokens"], 97);
 }
 
 #[test]

@@ -4,10 +4,14 @@
 //! Lockdown cannot be entered here without rebooting to leave it: what the kernel says then is
 //! tested on the loader's own side (`sensors/ebpf/lockdown.rs`), the rest needs a virtual machine.
 
+use std::time::Instant;
+
 use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
+use lastgasp_tests::process::GIVE_UP;
 use lastgasp_tests::user::User;
 use nix::sys::signal::Signal;
+use tokio::process::Command;
 
 use crate::scene::{Scene, metric};
 
@@ -25,6 +29,18 @@ async fn without_cap_perfmon() {
     let scene = Scene::new().await;
     let daemon = scene.daemon_of(&User::nobody(&["bpf"]), scene.config("auto")).await;
     says_so_and_carries_on(&scene, &daemon, "loading a tracing program needs CAP_PERFMON").await;
+}
+
+/// As in a rootless container, or a pod with `hostUsers: false`: it seems to have every capability.
+#[tokio::test]
+async fn with_capabilities_that_do_not_count() {
+    let scene = Scene::new().await;
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user"]).arg(binaries::find("lastgasp").unwrap());
+    let config = scene.config("auto").with_pid_of(&scene.engine);
+    let daemon = Daemon::start_by(command, &config, scene.daemons.path()).await.unwrap();
+    scene.listed().await;
+    says_so_and_carries_on(&scene, &daemon, "outside of any user namespace").await;
 }
 
 #[tokio::test]
@@ -69,6 +85,9 @@ async fn says_so_and_carries_on(scene: &Scene, daemon: &Daemon, reason: &str) {
     assert_eq!(metric(&metrics, "lastgasp_sensor{sensor=\"ebpf\"}"), 0.0);
 
     scene.kill_and_see_it_withdrawn().await;
+    // To have less is not to lose something.
+    let status = daemon.status().await.unwrap();
+    assert_eq!(status["losses"], serde_json::json!([]), "{status:#}");
 }
 
 /// The one case in which the operator wanted the daemon to end.
@@ -97,6 +116,13 @@ async fn with_a_ring_buffer_that_is_too_small() {
         scene.engine.compile().await.unwrap();
     }
     scene.engine.signal_core(Signal::SIGKILL);
+    // Its first thread may be gone before its last, and it is the last one that tells.
+    let threads = format!("/proc/{}/task", scene.engine.core.pid);
+    let deadline = Instant::now() + GIVE_UP;
+    while scene.engine.core.is_alive() || std::fs::read_dir(&threads).is_ok_and(|threads| threads.count() > 1) {
+        assert!(Instant::now() < deadline, "it was killed");
+        tokio::task::yield_now().await;
+    }
     assert!(daemon.process.identity.signal(Signal::SIGCONT));
 
     // The kernel's word about that death was lost, the pidfd's was not.

@@ -1,9 +1,11 @@
 //! What `lastgasp doctor` says, and its exit code.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
+use lastgasp_tests::engine::{Declaration, Engine};
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::user::User;
 use serde_json::Value;
@@ -135,4 +137,43 @@ async fn an_engine_that_cannot_be_found_or_does_not_serve_is_degraded() {
     let user = User::nobody(&["bpf", "perfmon", "sys_ptrace", "dac_read_search"]);
     let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
     assert_eq!(said.verdict("alpha process"), "fine", "{:#}", said.report);
+}
+
+#[tokio::test]
+async fn what_may_not_be_ended_is_said_before_it_has_to_be() {
+    let scene = Scene::new().await;
+    let mut config = short_drain(scene.config("auto").with_pid_of(&scene.engine));
+    config.worker[0].on_lost = "reap".into();
+    let file = config.write(scene.daemons.path()).unwrap();
+    for (capabilities, verdict) in [(&["bpf", "perfmon"][..], "degraded"), (&["bpf", "perfmon", "kill"], "fine")] {
+        let user = User::nobody(capabilities);
+        user.give(scene.daemons.path()).unwrap();
+        let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
+        assert_eq!(said.verdict("alpha on_lost"), verdict, "{:#}", said.report);
+    }
+    assert!(scene.engine.process.identity.is_alive(), "it was only asked");
+}
+
+#[tokio::test]
+async fn declarations_are_read_and_those_that_cannot_be_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let nats = Nats::start(folder.path()).await.unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    // A user that nobody else has.
+    let uid = 3_000_000 + std::process::id();
+    let declaration = Declaration::new(uid, "doctored").unwrap();
+    let engine = Engine::declare("doctored", &declaration, &[], folder.path()).await.unwrap();
+    let config = DaemonConfig::new("node-a", &nats.url(), "auto", folder.path()).declared_by(uid);
+    let file = config.write(folder.path()).unwrap();
+    let said = Said::by_root(&file).await;
+    // Something on this machine may be guarded against root too.
+    assert_ne!(said.verdict("declarations"), "degraded", "{:#}", said.report);
+    let pid = engine.process.identity.pid.to_string();
+    assert!(said.detail("doctored process").contains(&pid), "{:#}", said.report);
+    assert_eq!(said.verdict("doctored health"), "fine", "{:#}", said.report);
+
+    let user = User::nobody(&["sys_ptrace"]);
+    user.give(folder.path()).unwrap();
+    let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
+    assert_eq!(said.verdict("declarations"), "degraded", "{:#}", said.report);
 }

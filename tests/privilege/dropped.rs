@@ -7,6 +7,7 @@ use caps::{CapSet, Capability};
 use lastgasp_protocol::CauseKind;
 use lastgasp_tests::daemon::Daemon;
 use lastgasp_tests::user::User;
+use serde_json::json;
 
 use crate::scene::{Scene, names};
 
@@ -17,6 +18,8 @@ async fn root_keeps_only_what_it_uses() {
     let kept = ["CAP_DAC_READ_SEARCH", "CAP_KILL", "CAP_SYS_PTRACE", "CAP_SYSLOG"];
     has_only(&daemon, &kept).await;
     kernel_events_still_come(&scene).await;
+    let status = daemon.status().await.unwrap();
+    assert_eq!((&status["losses"], &status["degraded"]), (&json!([]), &json!([])), "{status:#}");
 }
 
 #[tokio::test]

@@ -75,7 +75,7 @@ pub struct WorkerConfig {
     /// How long a drain may take, ms.
     pub drain_window_ms: u64,
     /// What is done about its processes when it is lost.
-    pub on_lost: &'static str,
+    pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
     health: HealthConfig,
@@ -166,7 +166,7 @@ impl DaemonConfig {
             endpoint: engine.endpoint(),
             models: vec![engine.ready.model.clone()],
             drain_window_ms: 60_000,
-            on_lost: "none",
+            on_lost: "none".into(),
             reap_grace_ms: 0,
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
@@ -214,7 +214,12 @@ impl Daemon {
         Self::start_by(user.command(&binaries::find("lastgasp")?), config, folder).await
     }
 
-    async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
+    /// As [`Self::start`], by a command that becomes `lastgasp` when arguments are added.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`].
+    pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
@@ -239,33 +244,6 @@ impl Daemon {
             let said = String::from_utf8_lossy(&output.stderr);
             HarnessError::GaveUp(format!("`lastgasp status --json`: {error}; it said: {said}"))
         })
-    }
-
-    /// The value of one line of `/metrics`, named with its labels; 0 if there is none.
-    ///
-    /// # Errors
-    ///
-    /// The daemon does not answer.
-    pub async fn counted(&self, line: &str) -> Result<f64, HarnessError> {
-        let metrics = self.metrics().await?;
-        let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.trim().parse().ok());
-        Ok(value.unwrap_or(0.0))
-    }
-
-    /// Waits until one line of `/metrics` has reached a value.
-    ///
-    /// # Errors
-    ///
-    /// It does not, for a long time, or the daemon does not answer.
-    pub async fn counts(&self, line: &str, at_least: f64) -> Result<(), HarnessError> {
-        let deadline = std::time::Instant::now() + GIVE_UP;
-        while self.counted(line).await? < at_least {
-            if std::time::Instant::now() > deadline {
-                return Err(HarnessError::GaveUp(format!("{line} did not reach {at_least}")));
-            }
-            tokio::task::yield_now().await;
-        }
-        Ok(())
     }
 
     /// Waits for an event that `wanted` holds for, among those that were and those that come.
@@ -312,6 +290,33 @@ impl Daemon {
             Ok(found) => found,
             Err(_) => Err(HarnessError::GaveUp(format!("{what}; the last was {last:#}"))),
         }
+    }
+
+    /// The value of one line of `/metrics`, named with its labels; 0 if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The daemon does not answer.
+    pub async fn counted(&self, line: &str) -> Result<f64, HarnessError> {
+        let metrics = self.metrics().await?;
+        let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.trim().parse().ok());
+        Ok(value.unwrap_or(0.0))
+    }
+
+    /// Waits until one line of `/metrics` has reached a value.
+    ///
+    /// # Errors
+    ///
+    /// It does not, for a long time, or the daemon does not answer.
+    pub async fn counts(&self, line: &str, at_least: f64) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        while self.counted(line).await? < at_least {
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{line} did not reach {at_least}")));
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(())
     }
 
     /// What `/metrics` says.

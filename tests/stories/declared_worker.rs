@@ -10,7 +10,7 @@ use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::{Declaration, Engine};
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
-use lastgasp_tests::process::Process;
+use lastgasp_tests::process::{GIVE_UP, Process};
 use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ struct Node {
     daemon: Daemon,
     discovery: Discovery,
     nats: Nats,
+    config: DaemonConfig,
     uid: u32,
     folder: TempDir,
 }
@@ -37,7 +38,29 @@ impl Node {
         let discovery = Discovery::watch(&nats).await.unwrap();
         let config = DaemonConfig::new("node-a", &nats.url(), ebpf, folder.path()).declared_by(uid);
         let daemon = Daemon::start(&config, folder.path()).await.unwrap();
-        Self { daemon, discovery, nats, uid, folder }
+        Self { daemon, discovery, nats, config, uid, folder }
+    }
+
+    /// Runs a program as the user of this story, in a new PID namespace, whose init it is.
+    async fn container(&self, name: &str, unshare: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Process {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork"]).args(unshare);
+        command.args(["setpriv", "--clear-groups", "--reuid", &self.uid.to_string()]).args(program);
+        command.current_dir(self.folder.path()).envs(variables.iter().copied());
+        let mut process = Process::spawn(name, command, self.folder.path()).unwrap();
+        let pid = process.identity.pid;
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let init = async {
+            loop {
+                if let Ok(init) = std::fs::read_to_string(&children).unwrap_or_default().trim().parse::<u32>() {
+                    return init;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        // It ends with the process here, and with it everything in its namespace.
+        process.record([tokio::time::timeout(GIVE_UP, init).await.expect("unshare forks")]);
+        process
     }
 
     async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
@@ -120,11 +143,8 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     let stranger = node.engine("stranger", &stranger, &[]).await;
     node.refused("stranger", "not_allowed").await;
     // The init of a container, at an address that is not the container's.
-    let mut command = Command::new("unshare");
-    command.args(["--net", "--pid", "--fork", "--kill-child", "setpriv", "--reuid"]).arg(node.uid.to_string());
-    command.args(["--clear-groups", "sleep", "1000"]).env("LASTGASP_WORKER", "elsewhere");
-    command.env("LASTGASP_ENDPOINT", "http://127.0.0.1:8000");
-    let elsewhere = Process::spawn("elsewhere", command, node.folder.path()).unwrap();
+    let variables = [("LASTGASP_WORKER", "elsewhere"), ("LASTGASP_ENDPOINT", "http://127.0.0.1:8000")];
+    let elsewhere = node.container("elsewhere", &["--net"], &["sleep", "1000"], &variables).await;
     node.refused("elsewhere", "endpoint_elsewhere").await;
 
     drop((impostor, squatter, stranger, elsewhere));
@@ -142,4 +162,72 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     for reason in ["name_taken", "endpoint_taken", "not_allowed", "endpoint_elsewhere"] {
         assert!(metrics.contains(&format!(r#"lastgasp_declarations_total{{outcome="{reason}"}}"#)), "{metrics}");
     }
+}
+
+/// The init of a container is its worker from the start, minutes before it listens; what is
+/// executed in the container inherits the variables and means nothing.
+#[tokio::test]
+async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobody() {
+    let node = Node::new("required").await;
+    let declaration = Declaration::new(node.uid, "alpha").unwrap();
+    let Declaration { endpoint, port, grpc_port, .. } = &declaration;
+    let health = format!("http://127.0.0.1:{grpc_port}");
+    let variables = [
+        ("LASTGASP_WORKER", "alpha"),
+        ("LASTGASP_ENGINE", "vllm"),
+        ("LASTGASP_ENDPOINT", endpoint.as_str()),
+        ("LASTGASP_GRPC_HEALTH", health.as_str()),
+    ];
+    let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
+    let (port, grpc_port) = (port.to_string(), grpc_port.to_string());
+    let program = [
+        engine.to_str().unwrap(),
+        "--port",
+        &port,
+        "--grpc-port",
+        &grpc_port,
+        "--load-ms",
+        "4000",
+        "--orphan-lifetime",
+        "1",
+    ];
+    let container = node.container("alpha", &[], &program, &variables).await;
+    let starts = |status: &Value| status["workers"][0]["state"] == "starting";
+    let status = node.daemon.status_when("it starts", starts).await.unwrap();
+    let root = status["workers"][0]["root"]["tgid"].as_u64().unwrap();
+    assert!(node.discovery.history("alpha").is_empty());
+
+    let mut probe = Command::new("nsenter");
+    probe.args(["--target", &root.to_string(), "--pid", "setpriv", "--clear-groups", "--reuid", &node.uid.to_string()]);
+    probe.args(["sleep", "1000"]).envs(variables);
+    let probe = Process::spawn("probe", probe, node.folder.path()).unwrap();
+    let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    assert_eq!(record.endpoint, declaration.endpoint);
+    drop(probe);
+
+    drop(container);
+    node.discovery.removed("alpha").await.unwrap();
+    let metrics = node.daemon.metrics().await.unwrap();
+    assert!(metrics.contains(r#"lastgasp_declarations_total{outcome="accepted"} 1"#), "{metrics}");
+    assert!(!metrics.contains("name_taken"), "{metrics}");
+}
+
+#[tokio::test]
+async fn it_stays_listed_while_the_daemon_is_replaced() {
+    let mut node = Node::new("required").await;
+    let declaration = Declaration::new(node.uid, "alpha").unwrap();
+    let engine = node.engine("alpha", &declaration, &[]).await;
+    let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+
+    assert!(node.daemon.process.identity.signal(Signal::SIGKILL));
+    node.daemon.process.exited().await.unwrap();
+    node.daemon = Daemon::start(&node.config, node.folder.path()).await.unwrap();
+    node.daemon.status_when("it serves", |status| status["workers"][0]["state"] == "serving").await.unwrap();
+    assert_eq!(node.discovery.removals("alpha"), 0);
+
+    engine.kill_tree();
+    node.discovery.removed("alpha").await.unwrap();
+    let history = node.discovery.history("alpha");
+    assert!(history.iter().filter_map(|seen| seen.record.as_ref()).all(|seen| seen.incarnation == record.incarnation));
+    assert_eq!(node.discovery.removals("alpha"), 1);
 }

@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use crate::scene::Scene;
 
-fn on_lost(what: &'static str, grace_ms: u64) -> impl FnOnce(DaemonConfig) -> DaemonConfig {
+fn on_lost(what: impl Into<toml::Value>, grace_ms: u64) -> impl FnOnce(DaemonConfig) -> DaemonConfig {
+    let what = what.into();
     move |mut config| {
         for worker in &mut config.worker {
-            (worker.on_lost, worker.reap_grace_ms) = (what, grace_ms);
+            (worker.on_lost, worker.reap_grace_ms) = (what.clone(), grace_ms);
         }
         config
     }
@@ -98,6 +99,23 @@ async fn a_root_that_does_not_listen_is_killed() {
     gone(root).await;
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert!(effects(&certificate).ends_with(&["terminate", "kill"]), "{certificate:#?}");
+}
+
+/// A program of the operator's reads the certificate, and what became of it stands there.
+#[tokio::test]
+async fn a_command_is_run_with_the_certificate() {
+    let told = tempfile::NamedTempFile::new().unwrap();
+    let script = format!("cat > {}", told.path().display());
+    let command = toml::Value::from(vec!["sh".to_owned(), "-c".to_owned(), script]);
+    let table = toml::Table::from_iter([("command".to_owned(), command)]);
+    let mut scene = Scene::configured("required", &[], on_lost(table, 0)).await;
+
+    scene.engine("alpha").signal_core(Signal::SIGKILL);
+
+    let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
+    assert!(effects(&certificate).contains(&"command"), "{certificate:#?}");
+    let read: Certificate = serde_json::from_slice(&std::fs::read(told.path()).unwrap()).unwrap();
+    assert_eq!((read.certificate, read.cause), (certificate.certificate, certificate.cause));
 }
 
 /// `mode = "observe"` never touches a process.

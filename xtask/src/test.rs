@@ -98,6 +98,11 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
     test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
 
+    // The packages are installed into target/, by pip.
+    let mut clients = cargo("test");
+    clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
+    steps.push(step("real Python clients", &mut clients, filtered));
+
     let mut kernels = xtask();
     kernels.arg("test-kernels");
     if !arguments.long {

@@ -4,6 +4,7 @@
 //! let go again, NATS is only read. Any user may run it; what that user may not do is a finding.
 
 mod daemon;
+mod declared;
 mod kernel;
 mod nats;
 mod privileges;
@@ -169,9 +170,11 @@ pub fn examine(config: Result<(Config, Vec<Problem>), ConfigError>) -> std::io::
         runtime.block_on(async {
             findings.push(probes::pidfd());
             // Both mostly wait.
-            let (nats, workers) = tokio::join!(nats::examine(config), workers::examine(config));
-            findings.extend(nats);
-            findings.extend(workers);
+            let (nats, workers, declared) =
+                tokio::join!(nats::examine(config), workers::examine(config), declared::examine(config));
+            for group in [nats, workers, declared] {
+                findings.extend(group);
+            }
             findings.extend(daemon::examine(config).await);
         });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::{Area, Finding, Verdict};
-use crate::config::{Config, WorkerConfig};
+use crate::config::{Config, OnLost, WorkerConfig};
 use crate::sensors::health::{Asked, ask};
 use crate::sensors::proc::{self, find_root, listeners};
 
@@ -16,9 +16,34 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
 async fn worker(config: &WorkerConfig) -> Vec<Finding> {
     let (process, tgid) = process(config);
     let mut findings = vec![process];
-    findings.extend(health(config, tgid).await);
-    findings.push(drain_window(config));
+    findings.extend(of_process(config, tgid).await);
     findings
+}
+
+/// Everything but how its process is found.
+pub(super) async fn of_process(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
+    let mut findings = health(config, tgid).await;
+    findings.push(drain_window(config));
+    findings.extend(tgid.and_then(|tgid| on_lost(config, tgid)));
+    findings
+}
+
+/// Whether what is configured to be ended may be.
+fn on_lost(config: &WorkerConfig, tgid: u32) -> Option<Finding> {
+    let what = match config.on_lost {
+        OnLost::None | OnLost::Command(_) => return None,
+        OnLost::Reap => "its orphans",
+        OnLost::TerminateRoot => "its root",
+    };
+    // No signal is sent: kill(2) with signal 0 only asks.
+    let may = nix::sys::signal::kill(nix::unistd::Pid::from_raw(tgid.cast_signed()), None);
+    Some(match may {
+        Err(nix::Error::EPERM) => {
+            let detail = format!("{what} may not be ended: the process is another user's");
+            new(config, "on_lost", Verdict::Degraded, detail).fix("give lastgasp CAP_KILL, or set on_lost to \"none\"")
+        }
+        _ => new(config, "on_lost", Verdict::Fine, format!("{what} may be ended")),
+    })
 }
 
 fn new(config: &WorkerConfig, what: &str, verdict: Verdict, detail: impl Into<String>) -> Finding {

@@ -2,15 +2,19 @@
 //! named by its pid and start time, and signalled through a pidfd.
 
 use std::collections::{BTreeMap, HashSet};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, poll};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::core::ProcessId;
 use crate::sensors::pidfd::{self, PidfdError};
 use crate::sensors::proc;
 
+/// How long what was killed is waited for. Tearing down the memory of a GPU may take longer.
+const TEARDOWN: Duration = Duration::from_secs(2);
 /// How long a command may run. It is killed then.
 const COMMAND: Duration = Duration::from_secs(30);
 
@@ -81,8 +85,8 @@ pub struct Done {
 }
 
 /// Sends the signal of `act` to these processes and, for [`Act::Reap`], to their descendants, but
-/// to none of `spared`, nor to this process or anything above it. Blocks for as long as `/proc`
-/// needs.
+/// to none of `spared`, nor to this process or anything above it. Blocks until what was killed is
+/// gone, for at most 2 s.
 #[must_use]
 pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<Done> {
     let mut victims: BTreeMap<ProcessId, String> = processes.iter().cloned().collect();
@@ -96,16 +100,35 @@ pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<Proc
     }
     let ours = proc::ours();
     victims.retain(|process, _| process.tgid > 1 && !ours.contains(&process.tgid) && !spared.contains(process));
-    victims.into_iter().map(|(process, title)| end(act, process, &title)).collect()
+    let mut killed = Vec::new();
+    let done = victims.into_iter().map(|(process, title)| end(act, process, &title, &mut killed)).collect();
+    if act != Act::Terminate {
+        wait_for(&killed);
+    }
+    done
 }
 
-fn end(act: Act, process: ProcessId, title: &str) -> Done {
+/// Waits until every pidfd is readable.
+fn wait_for(killed: &[OwnedFd]) {
+    let deadline = Instant::now() + TEARDOWN;
+    for pidfd in killed {
+        let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+        let left = u16::try_from(left).unwrap_or(u16::MAX);
+        // A failure only means that the certificate may name what is on its way out.
+        let _ = poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], left);
+    }
+}
+
+fn end(act: Act, process: ProcessId, title: &str, signalled: &mut Vec<OwnedFd>) -> Done {
     let signal = if act == Act::Terminate { libc::SIGTERM } else { libc::SIGKILL };
     let mut detail = format!("{title} (pid {process}) signal {signal}");
     // A zombie would take the signal too.
     let sent = if proc::is_alive(process) { pidfd::signal(process, signal) } else { Err(PidfdError::Gone(process)) };
     let outcome = match sent {
-        Ok(()) => Outcome::Done,
+        Ok(pidfd) => {
+            signalled.push(pidfd);
+            Outcome::Done
+        }
         Err(PidfdError::Gone(_)) => Outcome::Gone,
         Err(error) => {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
@@ -177,6 +200,7 @@ mod tests {
         let done = signal(Act::Reap, &victim(process), &HashSet::new());
         assert_eq!(outcomes(&done), [Outcome::Done]);
         assert_eq!(done[0].detail, format!("sleep (pid {}) signal 9", process.tgid));
+        assert!(!proc::is_alive(process), "it was waited for");
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 

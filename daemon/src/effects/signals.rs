@@ -63,6 +63,10 @@ impl Signals {
         tokio::spawn(async move {
             while let Some(message) = subscription.next().await {
                 let at = proc::monotonic_now();
+                // The server's own word: no router has subscribed (NATS "no responders").
+                if message.status.is_some() {
+                    continue;
+                }
                 let Ok(answer) = Answer::parse(&message.payload) else {
                     tracing::debug!(subject = %message.subject, "an answer that is none");
                     counted.lose(Loss::Answer, 1);

@@ -89,17 +89,19 @@ impl PidFd {
     }
 }
 
-/// Sends a signal to exactly this process.
+/// Sends a signal to exactly this process. Its pidfd comes back: it becomes readable when the
+/// process is gone.
 ///
 /// # Errors
 /// Gone: it has ended, so nothing was sent. Otherwise see [`PidfdError`]; without CAP_KILL other
 /// users' processes are refused.
-pub fn signal(process: ProcessId, signal: i32) -> Result<(), PidfdError> {
+pub fn signal(process: ProcessId, signal: i32) -> Result<OwnedFd, PidfdError> {
     let fd = open_fd(process)?;
     sys::pidfd_send_signal(fd.as_fd(), signal).map_err(|source| match source.raw_os_error() {
         Some(libc::ESRCH) => PidfdError::Gone(process),
         _ => PidfdError::Io { process, source },
-    })
+    })?;
+    Ok(fd)
 }
 
 fn open_fd(process: ProcessId) -> Result<OwnedFd, PidfdError> {

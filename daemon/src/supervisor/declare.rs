@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::config::{DeclareConfig, Find, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
+use crate::privileges;
 use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
 use crate::sensors::proc::{self};
 
@@ -19,6 +20,8 @@ use super::{Message, Supervisor, start};
 
 /// Declared workers at one time; more than any node has GPUs.
 const MAX_DECLARED: usize = 256;
+/// Of them, in one container or cgroup: no container can take all places.
+const MAX_IN_ONE_PLACE: usize = 32;
 /// Refusals that are told in a minute. All are counted.
 const MAX_TOLD: usize = 30;
 /// How long a declared worker whose life is over is kept at the least, so that what is still alive
@@ -96,8 +99,13 @@ impl Supervisor {
         let Looked { scanner, claims } = looked;
         let hidden = scanner.hidden();
         self.declarations.scanner = Some(scanner);
-        if hidden > 0 && !std::mem::replace(&mut self.declarations.hidden_told, true) {
-            let text = format!("declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE");
+        if hidden > 0
+            && !privileges::may_look_into_others()
+            && !std::mem::replace(&mut self.declarations.hidden_told, true)
+        {
+            let text = format!(
+                "declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+            );
             tracing::warn!("{text}");
             self.warnings.push(text);
         }
@@ -158,9 +166,14 @@ impl Supervisor {
             let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
             return Judgement::Refuse((Refusal::EndpointTaken, detail));
         }
-        let declared = self.workers.iter().filter(|(_, slot)| slot.declared.is_some()).count();
-        if named.is_none() && declared >= MAX_DECLARED {
-            return Judgement::Refuse((Refusal::TooMany, format!("there are {declared} already")));
+        let origins: Vec<&Origin> = self.workers.iter().filter_map(|(_, slot)| slot.declared.as_ref()).collect();
+        let here = origins.iter().filter(|origin| ***origin == claim.origin).count();
+        let everywhere = origins.len();
+        if named.is_none() && (everywhere >= MAX_DECLARED || here >= MAX_IN_ONE_PLACE) {
+            return Judgement::Refuse((
+                Refusal::TooMany,
+                format!("there are {everywhere} already, {here} of them here"),
+            ));
         }
         let DeclareConfig { on_lost, reap_grace, .. } = &self.config.declare;
         let config = WorkerConfig { on_lost: on_lost.clone(), reap_grace: *reap_grace, ..config.as_ref().clone() };

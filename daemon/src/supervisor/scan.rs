@@ -1,7 +1,7 @@
 //! Looking at `/proc`: for workers that have no process yet, and for processes of their trees
 //! that the kernel did not report (without eBPF, all of them).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::config::Find;
@@ -111,14 +111,18 @@ impl Supervisor {
     }
 
     fn orphans(&mut self, worker: WorkerId, alive: Vec<ProcessInfo>) {
+        let over = self.is_over(worker);
+        // A successor may have been started by what its predecessor left.
+        let of_a_life =
+            |info: &ProcessInfo| self.processes.get(info.id).is_some_and(|tracked| tracked.worker != worker || !over);
         let orphans: Vec<(ProcessId, Arc<str>)> = alive
             .into_iter()
+            .filter(|info| !of_a_life(info))
             .map(|info| match self.processes.get(info.id) {
                 Some(tracked) => (info.id, Arc::clone(&tracked.title)),
                 None => (info.id, info.comm.into()),
             })
             .collect();
-        let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
         slot.former.retain(|former| orphans.iter().any(|(id, _)| id == former));
         if !over && orphans.is_empty() {
@@ -299,8 +303,12 @@ fn look(look: Look) -> Option<Sighting> {
             Err(error) => Some(Sighting::Failed(worker, error.to_string())),
         },
         Look::ForOrphans(worker, processes) => {
-            let alive = processes.into_iter().filter_map(|id| tree::describe(id.tgid).filter(|info| info.id == id));
-            Some(Sighting::Orphans(worker, alive.collect()))
+            let alive = |id: ProcessId| tree::describe(id.tgid).filter(|info| info.id == id);
+            // Without kernel events nobody has told of the children of orphans.
+            let born_since = processes.iter().flat_map(|id| tree::descendants(*id));
+            let all: BTreeMap<ProcessId, ProcessInfo> =
+                processes.iter().filter_map(|id| alive(*id)).chain(born_since).map(|info| (info.id, info)).collect();
+            Some(Sighting::Orphans(worker, all.into_values().collect()))
         }
         Look::AtTree(worker, root) => Some(Sighting::Tree(worker, root, tree::descendants(root))),
     }

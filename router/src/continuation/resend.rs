@@ -192,6 +192,8 @@ fn by_ids(
         return Err(Refusal::ContextFull);
     }
     let budget = request.budget(target.engine).map(|budget| budget.saturating_sub(carried.tokens).max(1));
+    // The next worker's context may be smaller; asked for more than it holds, vLLM answers 400.
+    let budget = budget.map(|budget| room.map_or(budget, |room| budget.min(room)));
     if request.endpoint == Endpoint::Completions {
         let mut body = request.body.clone();
         body.insert("prompt".into(), json!(ids));

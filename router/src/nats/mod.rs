@@ -25,7 +25,7 @@ const PING: Duration = Duration::from_millis(1500);
 /// Longest wait for an answer of the server.
 const REQUEST: Duration = Duration::from_secs(3);
 /// Bounds of the wait between attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// Where NATS is, and who we are there.
 #[derive(Debug, Clone)]
@@ -160,6 +160,7 @@ async fn begin(
                     connected.send_modify(|count| *count += 1);
                 }
                 Event::Disconnected => warn!("NATS is away; serving with the workers known last"),
+                Event::ClientError(error) => warn!(%error, "NATS cannot be reached, trying again"),
                 other => info!(event = %other, "NATS"),
             }
             std::future::ready(())

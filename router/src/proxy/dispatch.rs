@@ -54,12 +54,19 @@ impl Proxy {
         let mut fate = listing.fate();
         let url = format!("{}{path}", listing.endpoint);
         let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
-        let sent = tokio::select! {
-            biased;
-            _ = fate.wait_for(leaves) => {
-                return Err((ticket, Declined::Unreachable("the worker was lost".into())));
+        let mut sending = std::pin::pin!(request.send());
+        let stall = self.config.stall_timeout;
+        let sent = loop {
+            let lost = async { _ = fate.wait_for(leaves).await };
+            tokio::select! {
+                biased;
+                () = lost => return Err((ticket, Declined::Unreachable("the worker was lost".into()))),
+                sent = &mut sending => break sent,
+                () = tokio::time::sleep(stall.unwrap_or_default()), if stall.is_some() => {}
             }
-            sent = request.send() => sent,
+            if !self.answers(&listing, true).await {
+                return Err((ticket, Declined::Unreachable("it is silent and not well".into())));
+            }
         };
         match sent {
             Ok(response) if is_workers_fault(response.status()) => {
@@ -75,6 +82,12 @@ impl Proxy {
                 Err((ticket, Declined::Unreachable(chain(&error))))
             }
         }
+    }
+
+    /// Asks a silent worker whether it is there, and for a stalled one, whether it is well.
+    pub(crate) async fn answers(&self, listing: &Listing, must_be_well: bool) -> bool {
+        let probe = self.client.get(format!("{}/health", listing.endpoint)).timeout(PROBE).send();
+        probe.await.is_ok_and(|response| !must_be_well || response.status().is_success())
     }
 
     /// Reserves a place at a worker that was not tried, and waits for one to appear until `deadline`.
@@ -109,6 +122,8 @@ impl Proxy {
     }
 }
 
+/// Longest wait for the answer to a probe.
+const PROBE: Duration = Duration::from_secs(1);
 /// Before a worker that could not be reached is tried again, where there is no other.
 const PAUSE: Duration = Duration::from_millis(500);
 

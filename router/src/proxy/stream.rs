@@ -17,7 +17,7 @@ use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
 use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
 use crate::errors::ApiError;
-use crate::workers::{Fate, Listing, Outcome, Ticket};
+use crate::workers::{Fate, Outcome, Ticket};
 
 /// Pieces that may wait for a slow client before the worker is no longer read.
 const QUEUE: usize = 16;
@@ -29,8 +29,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(2);
 /// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room.
 const CONTEXT_FULL: &str = "maximum context length";
-/// Longest wait for the answer to a probe.
-const PROBE: Duration = Duration::from_secs(1);
 
 /// Serves a streaming request.
 pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
@@ -155,7 +153,9 @@ impl Session {
                     let status = upstream.response.status();
                     let text = upstream.response.text().await.unwrap_or_default();
                     info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
-                    let full = status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
+                    // With a budget it may be that which does not fit.
+                    let open = outgoing.body.get("max_tokens").or(outgoing.body.get("max_completion_tokens")).is_none();
+                    let full = open && status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((_, Declined::Status(response))) => {
@@ -342,7 +342,7 @@ impl Session {
                 }
                 () = tokio::time::sleep_until(look) => {
                     let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
-                    if (stalled || proxy.workers.is_lapsed(&listing)) && !self.answers(&listing, stalled).await {
+                    if (stalled || proxy.workers.is_lapsed(&listing)) && !proxy.answers(&listing, stalled).await {
                         return End::Lost(if stalled { "stalled" } else { "lease_lapsed" });
                     }
                     look = tokio::time::Instant::now() + patience;
@@ -371,12 +371,6 @@ impl Session {
             return true;
         }
         false
-    }
-
-    /// Asks a silent worker whether it is there, and for a stalled one, whether it is well.
-    async fn answers(&self, listing: &Listing, must_be_well: bool) -> bool {
-        let probe = self.proxy.client.get(format!("{}/health", listing.endpoint)).timeout(PROBE).send();
-        probe.await.is_ok_and(|response| !must_be_well || response.status().is_success())
     }
 
     /// Counts the first chunk, of the stream and after a move.

@@ -63,6 +63,14 @@ pub enum EbpfError {
         /// What it needs.
         capability: &'static str,
     },
+    /// The capability is there, but not in the namespace that counts.
+    #[error("not permitted: {operation} needs {capability} outside of any user namespace, and this is one")]
+    UserNamespace {
+        /// What was tried.
+        operation: &'static str,
+        /// What it needs.
+        capability: &'static str,
+    },
     /// The kernel refuses although the capability is there.
     #[error("{operation} is refused although {capability} is held")]
     Forbidden {
@@ -97,6 +105,7 @@ impl EbpfError {
             Self::Btf { .. } => "btf",
             Self::ObjectFile { .. } => "object_file",
             Self::NotPermitted { .. } => "not_permitted",
+            Self::UserNamespace { .. } => "user_namespace",
             Self::Forbidden { .. } => "forbidden",
             Self::Object(_) => "object",
             Self::Map { .. } => "map",
@@ -114,6 +123,9 @@ impl EbpfError {
             }
             Self::ObjectFile { .. } => "unset LASTGASP_EBPF_OBJECT, or let it name an object that can be read",
             Self::NotPermitted { .. } => "give lastgasp CAP_BPF and CAP_PERFMON (Linux 5.8), or run it as root",
+            Self::UserNamespace { .. } => {
+                "run lastgasp in the host's user namespace: hostUsers: true in Kubernetes, no rootless container"
+            }
             Self::Forbidden { .. } => {
                 "allow bpf(2) in the seccomp profile (RuntimeDefault does for those who hold CAP_BPF) and in the security \
                  module; before Linux 5.11 raise LimitMEMLOCK="
@@ -411,10 +423,12 @@ fn not_loaded(error: aya::EbpfError) -> EbpfError {
 
 /// EPERM means a missing capability, unless that is there.
 fn refused(operation: &'static str, capability: Capability) -> EbpfError {
-    let name = privileges::name(capability);
-    match privileges::holds(capability) || privileges::holds(Capability::CAP_SYS_ADMIN) {
-        true => EbpfError::Forbidden { operation, capability: name },
-        false => EbpfError::NotPermitted { operation, capability: name },
+    let held = privileges::holds(capability) || privileges::holds(Capability::CAP_SYS_ADMIN);
+    let capability = privileges::name(capability);
+    match held {
+        false => EbpfError::NotPermitted { operation, capability },
+        true if privileges::in_user_namespace() => EbpfError::UserNamespace { operation, capability },
+        true => EbpfError::Forbidden { operation, capability },
     }
 }
 
@@ -484,7 +498,8 @@ mod tests {
     fn a_missing_capability_is_named_and_one_that_is_there_is_not_blamed() {
         let refused = refused_with(libc::EPERM, "");
         if privileges::holds(Capability::CAP_PERFMON) {
-            assert_eq!(refused.as_str(), "forbidden");
+            let elsewhere = privileges::in_user_namespace();
+            assert_eq!(refused.as_str(), if elsewhere { "user_namespace" } else { "forbidden" });
         } else {
             assert_eq!(refused.to_string(), "not permitted: loading a tracing program needs CAP_PERFMON");
         }

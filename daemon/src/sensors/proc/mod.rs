@@ -146,7 +146,8 @@ fn printable(text: &str) -> String {
 /// The value of `name` in the environment that the process was started with.
 ///
 /// # Errors
-/// Not found: no such process. Permission denied: another user's process, and no CAP_SYS_PTRACE.
+/// Not found: no such process. Permission denied: another user's process, and not both CAP_SYS_PTRACE
+/// and CAP_DAC_READ_SEARCH.
 pub fn environ_value(tgid: u32, name: &str) -> io::Result<Option<String>> {
     Ok(environ_values(tgid, &[name])?.pop().map(|(_, value)| value))
 }

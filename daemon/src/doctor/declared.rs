@@ -1,0 +1,78 @@
+//! Processes that declare themselves workers.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+
+use super::{Area, Finding, Verdict, workers};
+use crate::config::Config;
+use crate::privileges;
+use crate::sensors::proc::declare::{Claim, Refusal, Scanner};
+use crate::sensors::proc::{self, find_root};
+
+fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Workers, name, verdict, detail)
+}
+
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    if !config.declare.enabled {
+        return vec![new("declarations", Verdict::Fine, "not looked for: declare.enabled is false")];
+    }
+    let configured: HashSet<_> =
+        config.workers.iter().filter_map(|worker| find_root(&worker.find).ok().flatten()).collect();
+    let mut scanner = Scanner::new(config.declare.clone());
+    let claims = match scanner.look(&configured) {
+        Ok(claims) => claims,
+        Err(error) => return vec![new("declarations", Verdict::Broken, format!("/proc cannot be read: {error}"))],
+    };
+    let mut findings = vec![summary(claims.len(), scanner.hidden(), privileges::may_look_into_others())];
+    findings.extend(join_all(claims.iter().map(claim)).await.into_iter().flatten());
+    findings
+}
+
+/// `permitted`: what may not be read is guarded by something else than capabilities.
+fn summary(found: usize, hidden: usize, permitted: bool) -> Finding {
+    let detail = format!("looked for; {found} found");
+    let but = || format!("{detail}; the environment of {hidden} processes may not be read");
+    match (hidden, permitted) {
+        (0, _) => new("declarations", Verdict::Fine, detail),
+        (_, true) => new("declarations", Verdict::Note, format!("{}, whatever the capabilities", but())),
+        (_, false) => {
+            new("declarations", Verdict::Degraded, but()).fix("give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
+        }
+    }
+}
+
+async fn claim(Claim { name, info, verdict, .. }: &Claim) -> Vec<Finding> {
+    let tgid = info.id.tgid;
+    match verdict {
+        Ok(config) => {
+            let title = proc::comm(tgid).unwrap_or_default();
+            let mut findings =
+                vec![new(format!("{name} process"), Verdict::Fine, format!("pid {tgid} ({title}) declares itself"))];
+            findings.extend(workers::of_process(config, Some(tgid)).await);
+            findings
+        }
+        Err((refusal, detail)) => {
+            let detail = format!("pid {tgid} declares itself; refused ({}): {detail}", refusal.as_str());
+            // Who may not is a decision of the configuration, and no fault.
+            let verdict = if *refusal == Refusal::NotAllowed { Verdict::Note } else { Verdict::Degraded };
+            vec![new(format!("{name} process"), verdict, detail)]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_cannot_be_looked_into_are_said() {
+        assert_eq!(summary(2, 0, false).verdict, Verdict::Fine);
+        // A security module guards it.
+        assert_eq!(summary(2, 1, true).verdict, Verdict::Note);
+        let hidden = summary(0, 3, false);
+        assert_eq!(hidden.verdict, Verdict::Degraded);
+        assert!(hidden.fix.unwrap().contains("CAP_DAC_READ_SEARCH"));
+    }
+}
