@@ -113,7 +113,7 @@ fn script(tests: &Path, filter: Option<&str>) -> String {
     let line = |text: &str, script: &mut Vec<u8>| writeln!(script, "{text}").expect("memory can be written");
     for text in [
         "#!/bin/sh",
-        "export PATH=/bin:/usr/bin:/sbin:/usr/sbin LASTGASP_GUEST=1",
+        "export PATH=/bin:/usr/bin:/sbin:/usr/sbin",
         "mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev",
         "mount -t cgroup2 cgroup /sys/fs/cgroup; mount -t securityfs security /sys/kernel/security",
         "ip link set lo up",
