@@ -35,6 +35,9 @@
 //! single thread passes; pidfd, in user space, is the truth that counts what
 //! these missed.
 //!
+//! `signal_generate` runs in the sender and says who that is; it can come after the death.
+//! `tcp_send_reset` and `tcp_receive_reset` count what rude clients do, and tell of it once a second.
+//!
 //! `fork` makes children watched before they run, `exec` and `rename` tell user
 //! space that a process may have got another role, `mark_victim` says that it
 //! was the OOM killer.

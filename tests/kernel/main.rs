@@ -10,6 +10,7 @@ mod harness;
 mod exec;
 mod exit;
 mod fork;
+mod freezer;
 mod kmsg;
 mod listener;
 mod loading;

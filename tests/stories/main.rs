@@ -7,6 +7,7 @@
 
 mod scene;
 
+mod another_program;
 mod api_server_killed_while_core_lives;
 mod daemon_restarts;
 mod daemon_stops;

@@ -31,6 +31,8 @@ pub(super) enum Meaning {
         /// An end that fits a worker which leaves on purpose.
         orderly: bool,
     },
+    /// Another program runs in the engine's place.
+    Replaced(Cause),
     /// Nobody can reach it any more. Does not count while draining.
     Unreachable(Cause),
     /// It is leaving on purpose.
@@ -104,7 +106,7 @@ pub(super) fn meaning(kind: &Kind) -> Meaning {
         Kind::Terminating { signal } => {
             Meaning::Leaving(Cause { signal: Some(*signal), ..Cause::of(CauseKind::Terminated) })
         }
-        Kind::Replaced { process, by: _ } => Meaning::Unreachable(Cause {
+        Kind::Replaced { process, by: _ } => Meaning::Replaced(Cause {
             process: Some(process.title.as_ref().to_owned()),
             ..Cause::of(CauseKind::Replaced)
         }),

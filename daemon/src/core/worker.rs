@@ -211,6 +211,11 @@ impl Worker {
             Meaning::Dead { process, cause, recheck, orderly } => {
                 self.dead(process, cause, recheck.then_some(recheck_after), orderly, now, out);
             }
+            Meaning::Replaced(cause) => {
+                if life.is_probed() {
+                    self.lost(cause, now, None, out);
+                }
+            }
             Meaning::Unreachable(cause) => {
                 if life.is_listed_state() {
                     self.lost(cause, now, Some(brake), out);
@@ -539,7 +544,7 @@ fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
         return None;
     }
     let rank = |cause: &Cause| match cause.kind {
-        CauseKind::OomKilled => 3,
+        CauseKind::OomKilled | CauseKind::Replaced | CauseKind::GpuFault => 3,
         CauseKind::ProcessKilled | CauseKind::ProcessCrashed | CauseKind::ProcessExited => 2,
         CauseKind::ProcessGone => 1,
         _ => 0,

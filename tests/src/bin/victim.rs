@@ -256,6 +256,8 @@ fn main() -> ExitCode {
             std::io::BufReader::new(output).read_line(&mut line).expect("a pipe can be read");
             ready(&child.id().to_string());
             wait();
+            let _ = child.kill();
+            let _ = child.wait();
         }
         Victim::DeathSignalChild => {
             nix::sys::prctl::set_pdeathsig(nix::sys::signal::SIGTERM).expect("a valid signal");

@@ -106,6 +106,17 @@ fn another_program_in_the_engines_place_is_the_end_of_the_engine() {
     let effects = node.hears(Kind::Replaced { process: root_process(0), by: "/bin/sleep".to_owned() });
     assert_eq!(seen(&effects), [Seen::Withdrawn(1), Seen::Lost(1)]);
     assert_eq!(causes(&effects)[0].kind, CauseKind::Replaced);
+    // What that program dies of one day is not what the engine died of.
+    assert_eq!(causes(&node.hears(killed(root_process(0)))), Vec::<&Cause>::new());
+}
+
+#[test]
+fn a_replaced_engine_does_not_drain() {
+    let mut node = Node::serving();
+    // An exec closes its listener, in a living task.
+    node.hears(Kind::ListenerClosed { exiting: false });
+    let effects = node.hears(Kind::Replaced { process: root_process(0), by: "/bin/sleep".to_owned() });
+    assert_eq!(seen(&effects), [Seen::Withdrawn(1), Seen::Lost(1)]);
 }
 
 #[test]

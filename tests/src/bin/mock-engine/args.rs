@@ -31,6 +31,7 @@ While it runs:
   POST /mock/health?status=X         gRPC health says X: serving or not_serving
   POST /mock/freeze?grpc=true|false  gRPC connections fall silent, none is closed
   POST /mock/hang?on=true|false      the engine core lives and produces nothing
+  POST /mock/exec                    the root runs `sleep` in its own place; there is no answer
 
 Exit codes: 0 after SIGTERM, and (as measured) when the Python frontend loses its engine;
 1 when the Rust frontend loses it, or when it cannot start; 2 for a wrong command line.";

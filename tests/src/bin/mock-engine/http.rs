@@ -48,6 +48,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/mock/health", post(set_health))
         .route("/mock/freeze", post(freeze))
         .route("/mock/hang", post(hang))
+        .route("/mock/exec", post(exec))
         .with_state(app)
 }
 
@@ -266,6 +267,12 @@ struct CompileQuery {
 
 fn short() -> u64 {
     20
+}
+
+async fn exec() -> Response {
+    use std::os::unix::process::CommandExt as _;
+    let error = std::process::Command::new("sleep").arg("3600").exec();
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response()
 }
 
 async fn compile(State(app): Shared, Query(query): Query<CompileQuery>) -> Response {
