@@ -249,7 +249,6 @@ fn main() -> ExitCode {
         Victim::DeathSignal => {
             let mut child = Command::new(this());
             child.arg("death-signal-child").stdin(Stdio::null()).stdout(Stdio::piped());
-            #[expect(clippy::zombie_processes, reason = "the kernel ends it with this process, and that is the point")]
             let mut child = child.spawn().expect("this program runs, so it can run again");
             let mut line = String::new();
             let output = child.stdout.take().expect("it is piped");
