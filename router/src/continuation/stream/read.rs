@@ -25,7 +25,9 @@ impl Continuation {
             if event.name.as_deref() == Some(b"error") {
                 return self.failed(Broken::EngineError, out);
             }
-            if self.leg.resumed || self.asked {
+            // It cannot be made part of the stream that it would continue, nor rid of ids.
+            let ids = self.asked && event.raw.windows(9).any(|piece| piece == b"token_ids");
+            if self.leg.resumed || ids {
                 return self.unreadable(out);
             }
             self.refuse(Unmovable::UnparsableChunk, out);
@@ -185,7 +187,8 @@ impl Continuation {
         let logprobs = chunk.choices[0].present("logprobs").is_some();
         // What stands for a token whose text is yet to come is not shown before that.
         let early = whole.is_empty() && !tool_calls && !ended;
-        let hold = early && (ids > 0 && self.exact || logprobs) && self.refusal.is_none();
+        let movable = self.options.migrate && self.refusal.is_none();
+        let hold = early && movable && (ids > 0 && self.exact || logprobs);
         let empty = released.text.is_empty() && !ended && !tool_calls && !visible_ids && !logprobs;
         if !before.is_empty() {
             self.flush(out);
