@@ -17,7 +17,8 @@ use crate::{nats_server, tools};
 Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
-  cargo xtask test --long                more property-test cases and more kills
+  cargo xtask test --long                more property-test cases, kernels and kills
+  cargo xtask test --peers               also beside LiteLLM, from PyPI
 
 Kernel tests and stories need root. Without it they are listed as skipped, and the exit status is 3.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
@@ -28,6 +29,9 @@ pub(crate) struct Arguments {
     /// Run for hours rather than minutes.
     #[arg(long)]
     long: bool,
+    /// Also run against large third-party systems, which are installed into target/ first.
+    #[arg(long)]
+    peers: bool,
 }
 
 /// What became of a step.
@@ -102,6 +106,13 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut clients = cargo("test");
     clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
     steps.push(step("real Python clients", &mut clients, filtered));
+
+    if arguments.peers {
+        let mut peers = cargo("test");
+        peers.args(["-p", "lastgasp-tests", "--test", "peers", "--", "--ignored"]);
+        peers.env(nats_server::ENVIRONMENT, &nats);
+        steps.push(step("peers", &mut peers, None));
+    }
 
     let mut kernels = xtask();
     kernels.arg("test-kernels");

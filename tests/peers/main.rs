@@ -1,0 +1,4 @@
+//! Large third-party systems beside lastgasp: `cargo xtask test --peers`.
+#![forbid(unsafe_code)]
+
+mod litellm;
