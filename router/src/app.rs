@@ -1,21 +1,26 @@
 //! The parts put together.
 
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
+use axum::Router;
+use axum::serve::{Listener, ListenerExt};
 use lastgasp_protocol::Name;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::cli::Args;
 use crate::proxy::Proxy;
+use crate::tls::TlsListener;
 use crate::workers::Workers;
-use crate::{introspect, nats, server};
+use crate::{introspect, nats, server, tls};
 
 /// sysexits(3): something in the configuration cannot be used.
 const CONFIG: u8 = 78;
@@ -54,18 +59,24 @@ async fn serve(args: Args) -> Result<(), String> {
     };
     let mut following = nats::follow(settings, Arc::clone(&proxy)).await.map_err(|error| format!("--nats {error}"))?;
 
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let listener = listener.tap_io(|connection| {
-        // A token is smaller than a segment and must not wait for the next one.
-        if let Err(error) = connection.set_nodelay(true) {
-            warn!(%error, "TCP_NODELAY");
+    let (stop, stopped) = watch::channel(false);
+    let routes = server::routes(proxy);
+    let serving = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
+        Some((cert, key)) => {
+            let acceptor = tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?;
+            let listener = TlsListener::new(listener, acceptor).map_err(|error| format!("--listen: {error}"))?;
+            answer(listener, routes, stopped)
         }
-    });
-    let mut asked = stopped.clone();
-    let serving = axum::serve(listener, server::routes(proxy)).with_graceful_shutdown(async move {
-        _ = asked.wait_for(|stop| *stop).await;
-    });
-    let serving = tokio::spawn(serving.into_future());
+        None => {
+            let listener = listener.tap_io(|connection| {
+                // A token is smaller than a segment and must not wait for the next one.
+                if let Err(error) = connection.set_nodelay(true) {
+                    warn!(%error, "TCP_NODELAY");
+                }
+            });
+            answer(listener, routes, stopped)
+        }
+    };
     info!(%address, migration_limit = args.migration_limit, "listening");
     let mut ending = tokio::spawn(asked_to_end());
     tokio::select! {
@@ -84,6 +95,18 @@ async fn serve(args: Args) -> Result<(), String> {
     }
     following.stop().await;
     Ok(())
+}
+
+/// Answers requests until told to stop; streams that are under way then go on.
+fn answer<L>(listener: L, routes: Router, mut stopped: watch::Receiver<bool>) -> JoinHandle<io::Result<()>>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let serving = axum::serve(listener, routes).with_graceful_shutdown(async move {
+        _ = stopped.wait_for(|stop| *stop).await;
+    });
+    tokio::spawn(serving.into_future())
 }
 
 async fn asked_to_end() {

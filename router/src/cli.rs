@@ -79,6 +79,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "LASTGASP_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
 
+    /// PEM file with the certificate chain, to serve HTTPS instead of HTTP.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_ROUTER_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the certificate's key.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_ROUTER_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
     /// This router's name in answers to signals; must be its own. Made up by default.
     #[arg(long, value_name = "NAME", env = "LASTGASP_ROUTER_NAME")]
     pub name: Option<Name>,

@@ -17,4 +17,5 @@ pub mod metrics;
 pub mod nats;
 pub mod proxy;
 pub mod server;
+pub mod tls;
 pub mod workers;

@@ -119,7 +119,10 @@ pub(crate) fn continued(
         body.remove(key);
     }
     if request.min_tokens > 0 {
-        body.insert("min_tokens".into(), request.min_tokens.saturating_sub(carried.tokens).into());
+        let least = request.min_tokens.saturating_sub(carried.tokens);
+        // A smaller context may have lowered the maximum; a minimum above it is a 400 of vLLM.
+        let most = super::request::count(&body, "max_tokens").unwrap_or(u64::MAX);
+        body.insert("min_tokens".into(), least.min(most).into());
     }
     let counting = exactness == Exactness::Approximate && target.engine.counts_as_it_goes();
     if exactness == Exactness::Exact && target.engine.gives_ids(endpoint) {

@@ -353,9 +353,9 @@ impl Workers {
             && inner.leases.is_lapsed(&listing.key.node, Instant::now())
     }
 
-    /// The router has (re)connected to NATS.
-    pub fn connected(&self) {
-        self.lock().leases.connected(Instant::now());
+    /// The router has (re)connected to NATS, at this time.
+    pub fn connected(&self, at: Instant) {
+        self.lock().leases.connected(at);
     }
 
     /// A node's lease was renewed.
