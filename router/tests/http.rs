@@ -3,14 +3,15 @@
 
 mod fake;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use fake::Client;
 use fake::story::{Begun, Behaviour, FAKE, Story, Worker, read};
-use lastgasp_protocol::Mode;
+use lastgasp_protocol::{Mode, Name};
 use lastgasp_router::config::Config;
 use lastgasp_router::continuation::Endpoint;
+use lastgasp_router::workers::NODE_TTL;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -315,6 +316,43 @@ async fn a_silent_worker_that_does_not_answer_is_left_after_the_stall_timeout() 
     story.list("b", &well.endpoint);
     hung.make_ill();
     same(begun.rest().await, CHAT, &chat());
+}
+
+#[tokio::test]
+async fn of_a_node_whose_lease_lapses_only_a_silent_stream_whose_worker_is_not_there_is_moved() {
+    let gone = Worker::start("a", Behaviour::Hangs(5)).await;
+    let there = Worker::start("c", Behaviour::Paced).await;
+    let well = Worker::start("b", Behaviour::Well).await;
+    let story = Story::start(moving(), &[]).await;
+    let node = |name: &str| Name::new(name).unwrap();
+    // Just after it connected, the router believes no lapse.
+    story.workers.connected(Instant::now().checked_sub(NODE_TTL * 3).unwrap());
+    story.workers.lease_renewed(node("n"));
+    story.workers.lease_renewed(node("o"));
+    story.list_leased("n", "a", &gone.endpoint);
+    let moved = Begun::after(story.post(COMPLETIONS, &completion()).await).await;
+    story.list_leased("n", "c", &there.endpoint);
+    there.step(6);
+    // The one with fewer requests is chosen.
+    let stays = Begun::after(story.post(CHAT, &chat()).await).await;
+    assert_eq!(stays.response.headers()["x-lastgasp-worker"], "n/c");
+    story.list_leased("o", "b", &well.endpoint);
+
+    gone.vanish();
+    // That it is not well does not matter: it is there.
+    there.make_ill();
+    story.workers.lease_lapsed(node("n"));
+    same(moved.rest().await, COMPLETIONS, &completion());
+    assert!(
+        story.metric(r#"lastgasp_router_migrations_total{exactness="exact",reason="lease_lapsed"} 1"#),
+        "{}",
+        story.proxy.metrics.render(&story.workers)
+    );
+    // Asked a second time, it was not left after the first.
+    there.probed(2).await;
+    there.step(1000);
+    same(stays.rest().await, CHAT, &chat());
+    assert_eq!(well.requests().len(), 1);
 }
 
 #[tokio::test]

@@ -156,7 +156,7 @@ async fn begin(
             match event {
                 Event::Connected => {
                     info!("connected to NATS");
-                    workers.connected();
+                    workers.connected(std::time::Instant::now());
                     connected.send_modify(|count| *count += 1);
                 }
                 Event::Disconnected => warn!("NATS is away; serving with the workers known last"),

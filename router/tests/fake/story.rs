@@ -19,6 +19,7 @@ use lastgasp_router::{introspect, server};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 
 use super::{CONTEXT, Client, Fake, Frontend};
 
@@ -44,6 +45,7 @@ pub struct Worker {
     pub endpoint: String,
     pub seen: Arc<Seen>,
     pub steps: watch::Sender<usize>,
+    accepts: AbortHandle,
 }
 
 pub struct Seen {
@@ -54,6 +56,8 @@ pub struct Seen {
     pub dropped: watch::Sender<usize>,
     pub steps: watch::Receiver<usize>,
     pub asked: watch::Sender<usize>,
+    /// Probes that came.
+    pub probed: watch::Sender<usize>,
     pub ill: AtomicBool,
 }
 
@@ -69,13 +73,14 @@ impl Worker {
             dropped: watch::Sender::new(0),
             steps: stepped,
             asked: watch::Sender::new(0),
+            probed: watch::Sender::new(0),
             ill: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let app = Router::new().fallback(answer).with_state(Arc::clone(&seen));
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { name, endpoint, seen, steps }
+        let accepts = tokio::spawn(async move { axum::serve(listener, app).await }).abort_handle();
+        Self { name, endpoint, seen, steps, accepts }
     }
 
     pub fn requests(&self) -> Vec<Value> {
@@ -88,6 +93,15 @@ impl Worker {
 
     pub async fn dropped(&self, times: usize) {
         self.seen.dropped.subscribe().wait_for(|dropped| *dropped >= times).await.unwrap();
+    }
+
+    pub async fn probed(&self, times: usize) {
+        self.seen.probed.subscribe().wait_for(|probed| *probed >= times).await.unwrap();
+    }
+
+    /// Takes no more connections. Streams under way stay open, as when a machine loses its power.
+    pub fn vanish(&self) {
+        self.accepts.abort();
     }
 
     pub fn make_ill(&self) {
@@ -112,6 +126,9 @@ impl Drop for Watched {
 
 async fn answer(State(seen): State<Arc<Seen>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let path = uri.path().to_owned();
+    if path == "/health" {
+        seen.probed.send_modify(|probed| *probed += 1);
+    }
     match path.as_str() {
         "/health" if seen.ill.load(Ordering::Relaxed) => return StatusCode::SERVICE_UNAVAILABLE.into_response(),
         "/health" => return "ok".into_response(),
@@ -195,11 +212,20 @@ impl Story {
     }
 
     pub fn list(&self, name: &str, endpoint: &str) {
+        self.put("n", name, endpoint, "none");
+    }
+
+    /// Lists a worker that depends on its node's lease.
+    pub fn list_leased(&self, node: &str, name: &str, endpoint: &str) {
+        self.put(node, name, endpoint, "node");
+    }
+
+    fn put(&self, node: &str, name: &str, endpoint: &str, lease: &str) {
         let record = json!({
-            "schema": 1, "node": "n", "worker": name, "incarnation": "1", "epoch": 1,
-            "engine": "vllm", "models": ["m"], "endpoint": endpoint,
+            "schema": 1, "node": node, "worker": name, "incarnation": "1", "epoch": 1,
+            "engine": "vllm", "models": ["m"], "endpoint": endpoint, "lease": lease,
         });
-        let record = WorkerRecord::parse(&format!("n.{name}"), record.to_string().as_bytes()).unwrap();
+        let record = WorkerRecord::parse(&format!("{node}.{name}"), record.to_string().as_bytes()).unwrap();
         self.workers.put(&record, self.revision.fetch_add(1, Ordering::Relaxed) as u64 + 1);
     }
 
