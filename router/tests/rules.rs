@@ -1,26 +1,7 @@
 //! The rules of a continuation one by one: what the second worker is asked, what the client sees, and
 //! what must not be moved. The numbers T1 to T32 are the seam traps that were measured on vLLM 0.32.
-//!
-//! Twelve defects were found in another router's continuation; where each is tested here:
-//!
-//! 1. chat by text begins a new turn: `chat-text-path` in `cases/`,
-//!    `a_conversation_that_ends_in_an_assistants_message_has_that_extended`
-//! 2. an unset budget falls to 16 tokens: `an_unset_budget_of_a_chat_is_the_rest_of_the_context`
-//! 3. text held for `stop` is lost, a stop string across the seam missed:
-//!    `a_stop_string_across_the_seam_is_found_and_reported`, `property.rs`
-//! 4. a seam inside a character repeats the prompt: `ids_are_carried_up_to_the_last_text_that_was_whole`,
-//!    `a_prompt_that_leaks_through_a_seam_inside_a_character_is_cut_off`
-//! 5. events cut by the transport: `split-event`, `transcripts.rs`, `fuzz.rs`
-//! 6. a fault between finish_reason and `[DONE]`: `finished-but-no-done`,
-//!    `after_the_finish_reason_nothing_is_a_failure`
-//! 7. echo repeated, reasoning becomes content: `echo-once`,
-//!    `reasoning_is_carried_by_ids_on_the_chat_endpoint_and_not_at_all_by_text`
-//! 8. an in-band error passed on: `no_failure_of_an_engine_reaches_the_client`
-//! 9. id and usage change: `later_moves_are_as_exact_as_the_first`, `running_usage_counts_the_prompt_once`
-//! 10. a second move is worse: `later_moves_are_as_exact_as_the_first`, `three_deaths_in_a_row_leave_no_seam`
-//! 11. a dead but listed worker takes requests and moves: `a_listed_worker_that_is_not_there_costs_nothing`,
-//!     `a_worker_that_dies_before_a_byte_does_not_use_up_the_limit` in `http.rs`
-//! 12. a worker listed around the snapshot is never seen: cannot occur, one watch lists and follows
+//! `docs/seams.md` says which test shows which trap, and which shows the twelve defects that were found
+//! in another router.
 #![forbid(unsafe_code)]
 
 use lastgasp_router::continuation::{
@@ -224,6 +205,15 @@ fn no_more_is_asked_for_than_the_next_workers_context_holds() {
 }
 
 #[test]
+fn a_smaller_context_lowers_the_minimum_with_the_maximum() {
+    let mut stream = Stream::completions(prompt(json!({ "max_tokens": 500, "min_tokens": 400 })));
+    stream.begins(&[1, 2]);
+    stream.says("a", &[11]);
+    let body = stream.moves_to(VLLM).body;
+    assert_eq!((&body["max_tokens"], &body["min_tokens"]), (&json!(97), &json!(97)));
+}
+
+#[test]
 fn a_full_context_ends_the_answer_instead_of_asking_for_it() {
     let mut stream = Stream::completions(prompt(json!({ "max_tokens": 500 })));
     stream.begins(&[7; 98]);
@@ -250,7 +240,17 @@ fn an_id_that_ends_the_sequence_ends_the_answer_here() {
     assert_eq!(stream.finishes(), ("stop".into(), Value::Null));
 }
 
-// --- what a continuation drops and keeps: T1, T23, T28, T31 ---
+#[test]
+fn an_eos_that_the_client_ignores_is_carried_like_any_id() {
+    let options = Options { migrate: true, eos_token_ids: vec![2], ..Options::default() };
+    let body = prompt(json!({ "max_tokens": 50, "ignore_eos": true }));
+    let mut stream = Stream::with(Endpoint::Completions, body, VLLM, options);
+    stream.begins(&[1]);
+    stream.says("a", &[11, 2]);
+    assert_eq!(stream.moves_to(VLLM).body["prompt"], json!([1, 11, 2]));
+}
+
+// --- what a continuation drops and keeps: T1, T4 to T6, T23, T28, T31 ---
 
 #[test]
 fn what_would_begin_again_or_be_said_twice_is_dropped_and_the_rest_is_kept() {
@@ -266,6 +266,18 @@ fn what_would_begin_again_or_be_said_twice_is_dropped_and_the_rest_is_kept() {
     }
     for kept in ["logit_bias", "bad_words", "cache_salt", "priority", "user"] {
         assert!(body.get(kept).is_some(), "{kept}");
+    }
+}
+
+#[test]
+fn penalties_are_neither_lost_nor_changed() {
+    let penalties = json!({ "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5 });
+    let mut stream = Stream::completions(prompt(penalties.clone()));
+    stream.begins(&[1]);
+    stream.says("a", &[11]);
+    let body = stream.moves_to(VLLM).body;
+    for (key, value) in penalties.as_object().unwrap() {
+        assert_eq!(&body[key], value, "{key}");
     }
 }
 
@@ -393,6 +405,22 @@ fn running_usage_counts_the_prompt_once() {
     stream.moves_to(VLLM);
     stream.feed(chunk(12, 3, 1));
     assert_eq!(stream.chunks()[1]["usage"], json!({ "prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4 }));
+}
+
+#[test]
+fn model_and_fingerprint_stay_those_of_the_first_worker() {
+    let mut stream = Stream::completions(prompt(json!({})));
+    for (worker, id) in [("first", 11), ("second", 12)] {
+        if worker == "second" {
+            stream.moves_to(VLLM);
+        }
+        stream.feed(json!({ "id": worker, "model": worker, "system_fingerprint": worker,
+            "choices": [{ "index": 0, "text": "x", "token_ids": [id], "prompt_token_ids": [1] }] }));
+    }
+    assert_eq!(stream.text(), "xx");
+    for chunk in stream.chunks() {
+        assert_eq!([&chunk["id"], &chunk["model"], &chunk["system_fingerprint"]], ["first"; 3]);
+    }
 }
 
 #[test]
@@ -543,6 +571,16 @@ fn a_conversation_that_ends_in_an_assistants_message_has_that_extended() {
     let messages = stream.moves_to(SGLANG).body["messages"].clone();
     assert_eq!(messages[1], json!({ "role": "assistant", "content": "I say hello" }));
     assert_eq!(messages.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_prompt_that_goes_by_text_is_the_clients_own_so_nothing_special_is_in_it_twice() {
+    let migrate = Options { migrate: true, ..Options::default() };
+    let body = prompt(json!({ "add_special_tokens": false }));
+    let mut stream = Stream::with(Endpoint::Completions, body, GENERIC, migrate);
+    stream.says(" hello", &[]);
+    let body = stream.moves_to(GENERIC).body;
+    assert_eq!((&body["prompt"], &body["add_special_tokens"]), (&json!("Hi hello"), &json!(false)));
 }
 
 #[test]
