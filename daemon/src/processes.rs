@@ -164,6 +164,11 @@ impl Processes {
         std::mem::replace(&mut tracked.exe, exe)
     }
 
+    /// Forgets processes that came and went unnoticed, as those of no role do without kernel events.
+    pub fn sweep(&mut self, is_alive: impl Fn(ProcessId) -> bool) {
+        self.by_tgid.retain(|_, tracked| tracked.critical || is_alive(tracked.id));
+    }
+
     /// Forgets one process.
     pub fn remove(&mut self, id: ProcessId) {
         if self.by_tgid.get(&id.tgid).is_some_and(|tracked| tracked.id == id) {

@@ -69,6 +69,8 @@ pub enum Timer {
     Recheck,
     /// A lost worker that lives may be listed again.
     HoldDown,
+    /// A verdict that was held back may be given now.
+    Held,
 }
 
 /// Why a verdict that the evidence would allow is not given.

@@ -119,7 +119,7 @@ pub(super) fn meaning(kind: &Kind) -> Meaning {
             to: to.clone(),
             signal: *signal,
             sender: sender.clone(),
-            asks: matches!(*signal, libc::SIGTERM | libc::SIGINT) && !ending && may_dismiss(to),
+            asks: !ending && asks_to_leave(to, *signal),
             stops: *signal == libc::SIGSTOP,
         },
         Kind::NotServing { role: HealthRole::Liveness } => Meaning::NotLive,
@@ -140,11 +140,13 @@ pub(super) fn meaning(kind: &Kind) -> Meaning {
     }
 }
 
-/// Who is asked to leave leaves with the whole engine: its root, and what supervises that.
-const fn may_dismiss(to: &Addressee) -> bool {
+/// Who is asked to leave leaves with the whole engine: its root, and what supervises that. SIGINT
+/// to a supervisor says nothing: a shell gets it at every Ctrl-C, and the terminal sends it to the
+/// engine too if that is meant.
+const fn asks_to_leave(to: &Addressee, signal: i32) -> bool {
     match to {
-        Addressee::Process(process) => process.root,
-        Addressee::Supervisor { .. } => true,
+        Addressee::Process(process) => process.root && matches!(signal, libc::SIGTERM | libc::SIGINT),
+        Addressee::Supervisor { .. } => signal == libc::SIGTERM,
     }
 }
 

@@ -73,6 +73,10 @@ pub(super) struct Life {
     cause: Option<Cause>,
     /// SIGTERM was seen: whatever health says, it is not listed again by itself.
     terminating: bool,
+    /// SIGTERM was sent to what supervises it, which may have kept it to itself.
+    dismissed: bool,
+    /// A verdict on other than process evidence that the node's limit held back.
+    held: Option<Cause>,
     root_dead: bool,
     dead: Vec<Dead>,
     live: Option<bool>,
@@ -161,6 +165,8 @@ impl Worker {
             listed: false,
             cause: None,
             terminating: false,
+            dismissed: false,
+            held: None,
             root_dead: false,
             dead: Vec::new(),
             live: None,
@@ -238,7 +244,10 @@ impl Worker {
                 }
                 life.sent.push(Sent { tgid, signal, sender: sender.clone() });
                 if asks {
-                    life.terminating = true;
+                    match to {
+                        Addressee::Process(_) => life.terminating = true,
+                        Addressee::Supervisor { .. } => life.dismissed = true,
+                    }
                     if life.is_listed_state() {
                         let sender = Some(sender);
                         self.drain(
@@ -276,7 +285,7 @@ impl Worker {
                     HealthRole::Liveness => life.live = Some(true),
                     HealthRole::Readiness => life.ready = Some(true),
                 }
-                (life.refused, life.unanswered) = (0, 0);
+                (life.refused, life.unanswered, life.held) = (0, 0, None);
                 self.healthy(now, hold_down, out);
             }
             Meaning::Listening => {
@@ -284,7 +293,7 @@ impl Worker {
                 self.healthy(now, hold_down, out);
             }
             Meaning::Answered => {
-                (life.refused, life.unanswered) = (0, 0);
+                (life.refused, life.unanswered, life.held) = (0, 0, None);
                 self.healthy(now, hold_down, out);
             }
             Meaning::Refused => {
@@ -387,10 +396,16 @@ impl Worker {
     /// Lost: the record goes, streams move, what cannot move ends visibly.
     fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
         if let Some(reason) = brake.and_then(|brake| brake.admit_soft(now)) {
+            // The evidence may come only once, so the verdict is kept.
+            if let Some(life) = self.life.as_mut() {
+                life.held = Some(cause.clone());
+            }
             out.push(Effect::Held { worker: self.id, reason, cause });
+            out.push(Effect::Arm { worker: self.id, timer: Timer::Held, at: now.plus(RETRY_HELD) });
             return;
         }
         let Some(life) = self.life.as_mut() else { return };
+        life.held = None;
         let from = std::mem::replace(&mut life.state, State::Lost);
         let was_listed = std::mem::take(&mut life.listed);
         life.cause = Some(cause.clone());
@@ -437,6 +452,7 @@ impl Worker {
     fn relist(&mut self, to: State, cause: Option<Cause>, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, to);
+        life.dismissed = false;
         if !life.listed {
             life.epoch += 1;
             life.listed = true;
@@ -466,7 +482,10 @@ impl Worker {
             State::Starting | State::Unready => self.relist(State::Serving, None, out),
             State::Serving | State::Left => {}
             // The record still stands: it never left.
-            State::Draining if life.listed && !life.terminating => self.relist(State::Serving, None, out),
+            State::Draining if life.listed && !life.terminating && !life.dismissed => {
+                self.relist(State::Serving, None, out);
+            }
+            State::Draining if life.listed => {}
             State::Draining | State::Lost => {
                 let hold = hold_down * 2_u32.pow(life.losses.saturating_sub(1).min(MAX_HOLD_DOUBLINGS));
                 let due = life.lost_at.plus(hold);
@@ -492,7 +511,9 @@ impl Worker {
     ) {
         let Some(life) = self.life.as_ref() else { return };
         match timer {
-            Timer::DrainWindow if life.state == State::Draining && life.listed => self.handover(now, brake, out),
+            Timer::DrainWindow if life.state == State::Draining && life.listed => {
+                self.handover(now, hold_down, brake, out)
+            }
             Timer::Recheck => {
                 let announced = life.dead.iter().filter(|dead| !dead.confirmed);
                 out.extend(announced.map(|dead| Effect::Recheck {
@@ -501,13 +522,18 @@ impl Worker {
                     process: dead.process.clone(),
                 }));
             }
+            Timer::Held if life.is_listed_state() => {
+                if let Some(cause) = self.life.as_mut().and_then(|life| life.held.take()) {
+                    self.lost(cause, now, Some(brake), out);
+                }
+            }
             Timer::HoldDown if matches!(life.state, State::Lost | State::Draining) => self.healthy(now, hold_down, out),
             _ => {}
         }
     }
 
     /// The window is over and it still runs: the record goes, streams that can be moved are moved.
-    fn handover(&mut self, now: Nanos, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
+    fn handover(&mut self, now: Nanos, hold_down: Duration, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let cause = life.cause.clone().unwrap_or_else(|| Cause::of(CauseKind::Terminated));
         if cause.kind == CauseKind::NotServing
@@ -522,6 +548,10 @@ impl Worker {
         let listing = life.listing(self.id);
         out.push(Effect::Withdraw(listing.clone()));
         out.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Handover), cause });
+        if !life.terminating {
+            // It may have been asked to leave and have stayed.
+            out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at: now.plus(hold_down) });
+        }
     }
 }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
-use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, Writer};
+use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 
-use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Evidence, Kind, Listing, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::RECORD_TTL;
 use crate::losses::Loss;
@@ -30,7 +30,17 @@ impl Supervisor {
         let Some(worker) = self.workers.named(&record.worker) else { return };
         if self.workers[worker].config.writer == Writer::Worker {
             self.workers[worker].claimed = Some(record);
-            self.prove_claim(worker);
+            self.prove_claim(worker, true);
+        }
+    }
+
+    /// Claims whose proof has failed so far: a tree may not have been looked at yet, or the engine
+    /// begins to listen only after it has registered.
+    pub(super) fn prove_claims(&self) {
+        for (worker, slot) in self.workers.iter() {
+            if slot.claimed.is_some() && self.core.state(worker) == Some(State::Starting) {
+                self.prove_claim(worker, false);
+            }
         }
     }
 
@@ -50,14 +60,26 @@ impl Supervisor {
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, .. } = record;
+        let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
-        let root = self.processes.root(worker).filter(|_| slot.incarnation == incarnation.as_str());
+        let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
             tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
             (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
-            let effects = self.core.adopted(worker, root, incarnation, epoch);
-            self.carry_out(effects, proc::monotonic_now());
+            let now = proc::monotonic_now();
+            let effects = self.core.adopted(worker, root, incarnation.clone(), epoch);
+            let adopted = !effects.is_empty();
+            self.carry_out(effects, now);
+            if adopted && state == WorkerState::Draining {
+                let kind = Kind::Terminating { signal: libc::SIGTERM };
+                self.evidence(Evidence { worker, root, kind, at: now });
+            } else if adopted {
+                // Written once more, so that its TTL is renewed from now on and it says what holds now.
+                let listing = Listing { worker, incarnation, epoch };
+                let list = Effect::List { listing, state: WorkerState::Serving, drain_for: None };
+                self.carry_out(vec![list], now);
+            }
             // It has served: a hang is a hang, not a long start.
             self.start_health(worker, root, true);
             return;
@@ -94,8 +116,8 @@ impl Supervisor {
         }
     }
 
-    /// Looks for the proof, on a blocking thread.
-    pub(super) fn prove_claim(&self, worker: WorkerId) {
+    /// Looks for the proof, on a blocking thread. `first`: a failure is worth a line in the log.
+    pub(super) fn prove_claim(&self, worker: WorkerId, first: bool) {
         let slot = &self.workers[worker];
         let (Some(root), Some(record)) = (self.processes.root(worker), slot.claimed.clone()) else { return };
         let port = self.workers[worker].config.port;
@@ -105,8 +127,8 @@ impl Supervisor {
             let younger = record.registered_at.is_some_and(|registered| is_younger(registered, root));
             if younger && listeners::owns_listener(&tree, port).unwrap_or(false) {
                 let _ = messages.send(Message::Proven(worker, root, record));
-            } else {
-                tracing::warn!(worker = %record.worker, port, younger, "a record that cannot be bound to the worker's process is left alone");
+            } else if first {
+                tracing::warn!(worker = %record.worker, port, younger, "a record that cannot be bound to the worker's process is left alone for now");
             }
         });
     }

@@ -34,6 +34,8 @@ impl Supervisor {
         let changes = self.config.mode == RunMode::Enforce;
         for effect in effects {
             match effect {
+                // The key holds another life's record by now: nothing of this one is written over it.
+                Effect::List { listing, .. } if self.is_anothers(&listing) => {}
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
                     self.workers[listing.worker].registrar.want(Desired::Listed { record, drain_for });
@@ -62,6 +64,13 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// A worker registers itself, and its record is not, or no longer, this listing's.
+    fn is_anothers(&self, listing: &Listing) -> bool {
+        let slot = &self.workers[listing.worker];
+        slot.config.writer == Writer::Worker
+            && slot.claimed.as_ref().is_none_or(|claimed| claimed.incarnation != listing.incarnation)
     }
 
     /// Logs, events, metrics and certificates: what the records and signals of this turn of the

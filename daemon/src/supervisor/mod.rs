@@ -374,6 +374,7 @@ impl Supervisor {
     /// A process that died before it was watched leaves an entry in the kernel's map, which no exit
     /// will remove any more.
     fn sweep_watched(&mut self) {
+        self.processes.sweep(proc::is_alive);
         let Some(probes) = self.probes.as_ref() else { return };
         let watched = probes.watched_processes();
         let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
@@ -412,6 +413,7 @@ impl Supervisor {
         if !self.scanning {
             self.start_scan();
         }
+        self.prove_claims();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();

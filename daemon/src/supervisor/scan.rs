@@ -209,7 +209,7 @@ impl Supervisor {
         self.carry_out(effects, now);
         self.noticed(noticed);
         self.start_health(worker, root, false);
-        self.prove_claim(worker);
+        self.prove_claim(worker, false);
         true
     }
 

@@ -69,6 +69,22 @@ fn sigterm_to_the_root_or_its_supervisor_drains() {
 }
 
 #[test]
+fn an_engine_whose_supervisor_kept_sigterm_to_itself_comes_back_after_the_hold_down() {
+    let mut node = Node::serving();
+    node.hears(sent(Addressee::Supervisor { tgid: 50 }, 15));
+    let effects = node.after(WINDOW).fires(Timer::DrainWindow);
+    assert_eq!(seen(&effects), [Seen::Withdrawn(1), Seen::Handover(1)]);
+    assert_eq!(seen(&node.after(HOLD_DOWN).fires(Timer::HoldDown)), [Seen::Listed(WorkerState::Serving, 2)]);
+}
+
+#[test]
+fn ctrl_c_at_the_shell_that_started_the_engine_says_nothing() {
+    let mut node = Node::serving();
+    assert_eq!(seen(&node.hears(sent(Addressee::Supervisor { tgid: 50 }, 2))), []);
+    assert_eq!(node.state(), State::Serving);
+}
+
+#[test]
 fn sigterm_to_the_engine_core_is_only_noted() {
     let mut node = Node::serving();
     assert_eq!(node.hears(sent(Addressee::Process(engine_core()), 15)), []);

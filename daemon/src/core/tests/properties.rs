@@ -57,7 +57,7 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => (0_u32..4, any_kind()).prop_map(|(life, kind)| Step::Hear(life, kind)),
-        2 => prop_oneof![Just(Timer::DrainWindow), Just(Timer::Recheck), Just(Timer::HoldDown)].prop_map(Step::Fire),
+        2 => prop_oneof![Just(Timer::DrainWindow), Just(Timer::Recheck), Just(Timer::HoldDown), Just(Timer::Held)].prop_map(Step::Fire),
         2 => (0_u64..30_000).prop_map(Step::Wait),
         1 => Just(Step::NextLife),
     ]
