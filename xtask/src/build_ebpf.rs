@@ -92,6 +92,11 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     }
 }
 
+/// Whether there is something to build with.
+pub(crate) fn toolchain_is_there() -> bool {
+    Toolchain::find().is_ok()
+}
+
 fn run(arguments: &Arguments) -> Result<(), BuildError> {
     let toolchain = match Toolchain::find() {
         Err(missing) if arguments.install => {

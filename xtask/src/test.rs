@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{nats_server, tools};
+use crate::{build_ebpf, nats_server, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -20,7 +20,8 @@ Examples:
   cargo xtask test --long                more property-test cases, kernels and kills
   cargo xtask test --peers               also beside LiteLLM, from PyPI
 
-Kernel tests and stories need root. Without it they are listed as skipped, and the exit status is 3.
+Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
+skipped, and the exit status is 3.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
 pub(crate) struct Arguments {
     /// Only tests whose name contains this; the object and the demo are then left out.
@@ -33,6 +34,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     peers: bool,
 }
+
+/// Why a step is left out that was not asked for.
+const FILTERED: &str = "a filter was given";
 
 /// What became of a step.
 enum Verdict {
@@ -65,7 +69,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let root = tools::is_root();
     let needs_root = (!root).then_some("needs root");
     let whole = arguments.filter.is_none();
-    let filtered = (!whole).then_some("a filter was given");
+    let filtered = (!whole).then_some(FILTERED);
     let cases = if arguments.long { "20000" } else { "256" };
     let mut steps = Vec::new();
 
@@ -75,9 +79,10 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
         // A machine of its own, as in CI: what is missing may be installed.
         object.arg("--install");
     }
-    steps.push(step("eBPF object agrees with its source", &mut object, filtered));
+    let unbuilt = (!root && !build_ebpf::toolchain_is_there()).then_some("no eBPF toolchain; as root it is installed");
+    steps.push(step("eBPF object agrees with its source", &mut object, filtered.or(unbuilt)));
 
-    let fresh = fresh_object();
+    let fresh = whole.then(fresh_object).flatten();
     let mut bins = cargo("build");
     bins.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     steps.push(step("build", &mut bins, None));
@@ -105,7 +110,9 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");
     clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
-    steps.push(step("real Python clients", &mut clients, filtered));
+    let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
+    steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
 
     if arguments.peers {
         let mut peers = cargo("test");
@@ -206,7 +213,7 @@ fn summary(steps: &[Step]) -> ExitCode {
             Verdict::Skipped(why) => ("SKIPPED", *why),
         };
         bad |= matches!(verdict, Verdict::Failed);
-        skipped |= matches!(verdict, Verdict::Skipped(why) if *why == "needs root");
+        skipped |= matches!(verdict, Verdict::Skipped(why) if *why != FILTERED);
         let took = format!("{:.1} s", took.as_secs_f64());
         println!("{name:<38} {word:<8} {passed:>7} {failed:>7} {took:>9}  {why}");
     }
