@@ -110,6 +110,7 @@ impl Workers {
 impl Reader for Workers {
     fn begin(&mut self) {
         self.present.clear();
+        self.link.proxy.workers.relisting();
     }
 
     fn entry(&mut self, entry: Entry) {

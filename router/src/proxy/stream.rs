@@ -265,27 +265,30 @@ impl Session {
 
     /// Finds the next worker, and keeps the client's connection warm meanwhile.
     async fn reopen(&mut self, client: &Client) -> Result<Upstream, Unopened> {
-        let out = std::mem::take(&mut self.out);
-        let warm = async {
-            if !out.is_empty() {
-                _ = client.send(Ok(out.into())).await;
-            }
-            let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
+        // What the client has not been sent yet counts as sent: it must outlive the search.
+        let mut out = std::mem::take(&mut self.out);
+        let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
+        let opened = {
+            let mut open = std::pin::pin!(self.open());
             loop {
-                ticks.tick().await;
-                // A client that does not read is not in need of being kept.
-                _ = client.try_send(Ok(Bytes::from_static(b": lastgasp seeks a worker\n\n")));
+                tokio::select! {
+                    biased;
+                    opened = &mut open => break opened,
+                    Ok(permit) = client.reserve(), if !out.is_empty() => {
+                        permit.send(Ok(std::mem::take(&mut out).into()));
+                    }
+                    _ = ticks.tick() => {
+                        if out.is_empty() {
+                            // A client that does not read is not in need of being kept.
+                            _ = client.try_send(Ok(Bytes::from_static(b": lastgasp seeks a worker\n\n")));
+                        }
+                    }
+                }
             }
         };
-        let mut warm = std::pin::pin!(warm);
-        let mut open = std::pin::pin!(self.open());
-        loop {
-            tokio::select! {
-                biased;
-                opened = &mut open => return opened,
-                () = &mut warm => {}
-            }
-        }
+        out.append(&mut self.out);
+        self.out = out;
+        opened
     }
 
     /// Passes one worker's part on, until it ends or must be left.

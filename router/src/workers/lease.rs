@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use lastgasp_protocol::Name;
 
+/// How long a node that went is remembered.
+const FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
+
 /// What is known of the nodes' leases.
 #[derive(Debug)]
 pub(crate) struct Leases {
@@ -36,8 +39,11 @@ impl Leases {
         self.nodes.entry(node).or_default().get_or_insert(now);
     }
 
-    /// Every known node that is not among `present` has lapsed.
+    /// Every known node that is not among `present` has lapsed. Those that went long ago are forgotten.
     pub(crate) fn listed(&mut self, present: &[Name], now: Instant) {
+        self.nodes.retain(|node, lapse| {
+            present.contains(node) || lapse.is_none_or(|at| now.saturating_duration_since(at) < FORGOTTEN)
+        });
         for (node, lapse) in &mut self.nodes {
             if !present.contains(node) {
                 lapse.get_or_insert(now);
@@ -57,7 +63,9 @@ impl Leases {
         let Some(at) = lapse else { return false };
         let within = |other: &Instant| at.max(other).duration_since(*at.min(other)) <= self.ttl;
         let together = self.nodes.values().flatten().filter(|other| within(other)).count();
-        together * 2 <= self.nodes.len()
+        // Nodes that went long ago say nothing about this lapse.
+        let known = self.nodes.values().filter(|lapse| lapse.as_ref().is_none_or(&within)).count();
+        together * 2 <= known
     }
 }
 
@@ -87,6 +95,18 @@ mod tests {
         assert!(!leases.is_lapsed(&name("b"), start + TTL * 2));
         leases.renewed(name("a"));
         assert!(!leases.is_lapsed(&name("a"), start + TTL * 3));
+    }
+
+    #[test]
+    fn nodes_that_went_long_ago_do_not_outvote_those_that_live() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "gone-1", "gone-2", "gone-3"], start);
+        for gone in ["gone-1", "gone-2", "gone-3"] {
+            leases.lapsed(name(gone), start + TTL * 2);
+        }
+        leases.lapsed(name("a"), start + TTL * 9);
+        leases.lapsed(name("b"), start + TTL * 9);
+        assert!(!leases.is_lapsed(&name("a"), start + TTL * 10), "all that live lapsed at once: it was NATS");
     }
 
     #[test]

@@ -125,6 +125,12 @@ impl Workers {
         self.changed.subscribe()
     }
 
+    /// All records are listed anew. Revisions before this are not compared with: a bucket that was
+    /// made again counts from one.
+    pub fn relisting(&self) {
+        self.lock().slots.values_mut().for_each(|slot| slot.revision = 0);
+    }
+
     /// A record was written at `revision`.
     pub fn put(&self, record: &WorkerRecord, revision: u64) {
         let mut inner = self.lock();

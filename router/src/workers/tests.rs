@@ -171,3 +171,12 @@ fn a_record_that_is_written_again_is_listed_again_unless_a_signal_ended_it() {
     workers.put(&record("a", "1", 0), 4);
     assert_eq!(chosen(&workers), None);
 }
+
+#[test]
+fn a_bucket_that_was_made_again_counts_from_one() {
+    let (workers, _) = Workers::new();
+    workers.put(&record("a", "1", 1), 500);
+    workers.relisting();
+    workers.put(&record("a", "2", 1), 1);
+    assert_eq!(workers.choose("m", &[], true).unwrap().listing().incarnation.as_str(), "2");
+}
