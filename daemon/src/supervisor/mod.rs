@@ -43,9 +43,10 @@ use crate::sensors::ebpf::{Events, Probes};
 use crate::sensors::health::HealthHandle;
 use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
-use crate::sensors::proc::{self, ProcessInfo, listeners};
+use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
 
+use scan::Looked;
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
@@ -98,6 +99,8 @@ enum Message {
     Exited(ProcessId, Exit),
     /// A scan of `/proc` is complete.
     Scanned(Vec<scan::Sighting>),
+    /// A process whose names have changed was looked at.
+    LookedAt(WorkerId, Looked),
     /// A closed listener was looked at: nobody listens on the port any more.
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
@@ -245,9 +248,12 @@ impl Supervisor {
             Noticed::Critical { worker: _, root: _, id } => self.watch_critical(id),
             Noticed::LookAt(id) => {
                 let Some(worker) = self.processes.get(id).map(|tracked| tracked.worker) else { return };
-                if let Some(info) = proc::describe(id.tgid).filter(|info| info.id == id) {
-                    self.seen(worker, &info);
-                }
+                let messages = self.messages.clone();
+                tokio::task::spawn_blocking(move || {
+                    if let Some(looked) = Looked::at(id) {
+                        let _ = messages.send(Message::LookedAt(worker, looked));
+                    }
+                });
             }
             Noticed::Executed(id) => self.executed(id),
             Noticed::SupervisorSignalled(evidence) => {
@@ -273,8 +279,8 @@ impl Supervisor {
     }
 
     /// A process of a worker's tree was looked at; its parent's names tell whether it has its own.
-    fn seen(&mut self, worker: WorkerId, info: &ProcessInfo) {
-        let parent = proc::describe(info.parent_tgid);
+    fn seen(&mut self, worker: WorkerId, looked: &Looked) {
+        let Looked { info, parent } = looked;
         let parent = parent.as_ref().map(|parent| Names { comm: &parent.comm, cmdline: &parent.cmdline });
         let names = Names { comm: &info.comm, cmdline: &info.cmdline };
         if let Some(noticed) = self.processes.seen(worker, info.id, parent, names) {
@@ -347,6 +353,7 @@ impl Supervisor {
                 self.rescan = true;
             }
             Message::Scanned(sightings) => self.scanned(sightings),
+            Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
             Message::Rechecked(worker, root, process, presence) => {

@@ -29,11 +29,32 @@ pub(super) enum Sighting {
     /// A root process, and where it runs.
     Root(WorkerId, ProcessInfo, Option<Container>),
     /// The tree below a root, without the root.
-    Tree(WorkerId, ProcessId, Vec<ProcessInfo>),
+    Tree(WorkerId, ProcessId, Vec<Looked>),
     /// Those of them that live.
     Orphans(WorkerId, Vec<ProcessInfo>),
     /// Looking failed, in a way that the operator should know.
     Failed(WorkerId, String),
+}
+
+/// A process as `/proc` shows it, beside its parent.
+///
+/// Read on a blocking thread: a command line cannot be read while its process holds its own
+/// `mmap_lock`, which one that is stuck in the kernel may do for long.
+pub(super) struct Looked {
+    pub(super) info: ProcessInfo,
+    pub(super) parent: Option<ProcessInfo>,
+}
+
+impl Looked {
+    pub(super) fn beside_its_parent(info: ProcessInfo) -> Self {
+        let parent = tree::describe(info.parent_tgid);
+        Self { info, parent }
+    }
+
+    /// This very process, if it is still there.
+    pub(super) fn at(id: ProcessId) -> Option<Self> {
+        tree::describe(id.tgid).filter(|info| info.id == id).map(Self::beside_its_parent)
+    }
 }
 
 /// What became of a process whose end was announced.
@@ -236,17 +257,17 @@ impl Supervisor {
         }
     }
 
-    fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessInfo]) -> bool {
+    fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[Looked]) -> bool {
         if self.processes.root(worker) != Some(root) {
             return false;
         }
         let mut new = false;
-        for info in tree {
-            if self.processes.get(info.id).is_none() {
-                self.watch(worker, info.id);
+        for looked in tree {
+            if self.processes.get(looked.info.id).is_none() {
+                self.watch(worker, looked.info.id);
                 new = true;
             }
-            self.seen(worker, info);
+            self.seen(worker, looked);
         }
         new
     }
@@ -310,7 +331,10 @@ fn look(look: Look) -> Option<Sighting> {
                 processes.iter().filter_map(|id| alive(*id)).chain(born_since).map(|info| (info.id, info)).collect();
             Some(Sighting::Orphans(worker, all.into_values().collect()))
         }
-        Look::AtTree(worker, root) => Some(Sighting::Tree(worker, root, tree::descendants(root))),
+        Look::AtTree(worker, root) => {
+            let tree = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
+            Some(Sighting::Tree(worker, root, tree))
+        }
     }
 }
 
