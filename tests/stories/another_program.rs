@@ -2,7 +2,7 @@
 
 use lastgasp_protocol::CauseKind;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 #[tokio::test]
 async fn the_engine_is_lost_though_its_process_lives() {
@@ -12,10 +12,7 @@ async fn the_engine_is_lost_though_its_process_lives() {
     let answer = scene.engine("alpha").control("exec").await;
     assert!(answer.is_err(), "the one who would answer is gone");
 
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert_eq!(certificate.cause.kind, CauseKind::Replaced, "{certificate:#?}");

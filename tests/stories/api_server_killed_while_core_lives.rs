@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 #[tokio::test]
 async fn the_worker_is_lost_though_its_engine_core_lives() {
@@ -12,10 +12,7 @@ async fn the_worker_is_lost_though_its_engine_core_lives() {
 
     scene.engine("alpha").signal_root(Signal::SIGKILL);
 
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert_eq!(certificate.cause.signal, Some(9), "{certificate:#?}");

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 #[tokio::test]
 async fn a_killed_engine_core_is_withdrawn_all_the_same() {
@@ -14,10 +14,7 @@ async fn a_killed_engine_core_is_withdrawn_all_the_same() {
 
     scene.engine("alpha").signal_core(Signal::SIGKILL);
 
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));

@@ -3,7 +3,7 @@
 use lastgasp_protocol::CauseKind;
 use nix::sys::signal::Signal;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 /// The frontend that says nothing for seconds; here it would say nothing for an hour.
 #[tokio::test]
@@ -23,10 +23,7 @@ async fn story(arguments: &[&str]) {
 
     scene.engine("alpha").signal_core(Signal::SIGKILL);
 
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     let certificate = scene.discovery.certificate("alpha", |c| c.routers_done == 1).await.unwrap();
     assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled, "{certificate:#?}");

@@ -3,7 +3,7 @@
 use lastgasp_protocol::WorkerState;
 use nix::sys::signal::Signal;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 #[tokio::test]
 async fn the_withdrawal_is_made_up_for_and_nobody_else_is_withdrawn() {
@@ -15,10 +15,7 @@ async fn the_withdrawal_is_made_up_for_and_nobody_else_is_withdrawn() {
     scene.nats.resume().await.unwrap();
 
     scene.discovery.removed("alpha").await.unwrap();
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.listed("beta", WorkerState::Serving).await.unwrap();
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));
 }

@@ -168,6 +168,14 @@ fn with_length(mut body: Value) -> Value {
     body
 }
 
+/// Reads all answers to their ends: those that this worker began were moved, the others were not.
+pub(crate) async fn only_those_of_are_moved(worker: &str, asked: Vec<Asked>) {
+    for asked in asked {
+        let moved = asked.worker == worker;
+        assert_eq!(was_moved(&asked.finish().await), moved);
+    }
+}
+
 /// An answer that is coming.
 pub(crate) struct Asked {
     /// The worker that began it.

@@ -4,7 +4,7 @@
 use lastgasp_protocol::CauseKind;
 use nix::sys::signal::Signal;
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 const CORE_MB: u64 = 600;
 
@@ -18,10 +18,7 @@ async fn it_is_withdrawn_while_its_core_is_still_being_written() {
 
     scene.discovery.removed("alpha").await.unwrap();
     assert!(core.is_alive(), "withdrawn only after the dump was over");
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert_eq!(certificate.cause.kind, CauseKind::ProcessCrashed, "{certificate:#?}");
     assert_eq!(certificate.cause.signal, Some(Signal::SIGSEGV as i32));

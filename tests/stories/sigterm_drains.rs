@@ -3,7 +3,7 @@
 use lastgasp_protocol::WorkerState;
 use nix::sys::signal::Signal;
 
-use crate::scene::{Question, Scene, was_moved};
+use crate::scene::{Question, Scene, only_those_of_are_moved, was_moved};
 
 /// An engine that drains: nothing is moved, nothing new comes to it, and it leaves.
 #[tokio::test]
@@ -36,10 +36,7 @@ async fn aborted_streams_go_on_elsewhere() {
 
     scene.engine("alpha").signal_root(Signal::SIGTERM);
 
-    for asked in asked {
-        let moved = asked.worker == "alpha";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));
 }

@@ -1,6 +1,6 @@
 //! Every process of the engine is killed, as by an OOM killer or the end of a cgroup.
 
-use crate::scene::{Scene, was_moved};
+use crate::scene::{Scene, only_those_of_are_moved};
 
 #[tokio::test]
 async fn its_streams_go_on_elsewhere() {
@@ -9,10 +9,7 @@ async fn its_streams_go_on_elsewhere() {
 
     scene.engine("beta").kill_tree();
 
-    for asked in asked {
-        let moved = asked.worker == "beta";
-        assert_eq!(was_moved(&asked.finish().await), moved);
-    }
+    only_those_of_are_moved("beta", asked).await;
     scene.discovery.removed("beta").await.unwrap();
     scene.discovery.certificate("beta", |c| c.cause.signal == Some(9)).await.unwrap();
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (0, 1), "one death, not four");
