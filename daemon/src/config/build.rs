@@ -144,6 +144,7 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
         enabled,
         uids: uids.into_iter().filter_map(|uid| u32::try_from(uid).ok()).collect(),
         cgroups: cgroups.into_iter().map(|cgroup| cgroup.trim_end_matches('/').to_owned()).collect(),
+        scan_interval: millis(settings, "declare.scan_interval_ms"),
         on_lost: on_lost(settings, "declare"),
         reap_grace: millis(settings, "declare.reap_grace_ms"),
     }

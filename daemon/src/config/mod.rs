@@ -148,6 +148,8 @@ pub struct DeclareConfig {
     pub uids: Vec<u32>,
     /// Cgroups, each with all below it; empty for any.
     pub cgroups: Vec<String>,
+    /// Time between two looks through all processes.
+    pub scan_interval: Duration,
     /// As [`WorkerConfig::on_lost`].
     pub on_lost: OnLost,
     /// As [`WorkerConfig::reap_grace`].

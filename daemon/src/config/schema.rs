@@ -130,6 +130,12 @@ pub static SCHEMA: &[Setting] = &[
         "Users whose processes may; with declare.cgroups too, both must fit.",
     ),
     fixed("declare.cgroups", Texts, "", "Cgroups whose processes, and those below, may, as \"/kubepods.slice\"."),
+    fixed(
+        "declare.scan_interval_ms",
+        ms(1000, HOUR_MS),
+        "1000",
+        "Time between two looks through all processes; with eBPF, one that calls exec is looked at when it does.",
+    ),
     fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),

@@ -230,6 +230,7 @@ impl Supervisor {
         }
         // The buffer is kept, so that the next burst finds its room.
         self.noticed = noticed;
+        self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
@@ -256,6 +257,7 @@ impl Supervisor {
                 });
             }
             Noticed::Executed(id) => self.executed(id),
+            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
             Noticed::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
@@ -421,6 +423,7 @@ impl Supervisor {
             self.start_scan();
         }
         self.prove_claims();
+        self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();
