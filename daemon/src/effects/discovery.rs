@@ -117,6 +117,7 @@ struct Task {
 struct Known {
     revision: u64,
     record: Bytes,
+    tombstone: bool,
 }
 
 /// What became of one try.
@@ -211,7 +212,7 @@ impl Task {
         if written.is_ok() {
             self.written = Some(record.incarnation.clone());
         }
-        self.settle(written, payload, |revision| Outcome::Listed {
+        self.settle(written, payload, false, |revision| Outcome::Listed {
             incarnation: record.incarnation,
             epoch: record.epoch,
             revision,
@@ -222,8 +223,8 @@ impl Task {
     async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation) -> Tried {
         let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
-            Some(known) => (known.revision, known.record.clone()),
-            None => match bucket.read(&self.key).await {
+            Some(known) if !known.tombstone => (known.revision, known.record.clone()),
+            _ => match bucket.read(&self.key).await {
                 Err(error) => return later(&error),
                 Ok(entry) => {
                     let listed = entry.filter(|entry| {
@@ -239,18 +240,19 @@ impl Task {
             },
         };
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
-        self.settle(written, ended, |revision| withdrawn(Some(revision)))
+        self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
 
     fn settle(
         &mut self,
         written: Result<u64, WriteError>,
         record: Bytes,
+        tombstone: bool,
         outcome: impl FnOnce(u64) -> Outcome,
     ) -> Tried {
         match written {
             Ok(revision) => {
-                self.known = Some(Known { revision, record });
+                self.known = Some(Known { revision, record, tombstone });
                 self.last_write = Instant::now();
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done

@@ -63,6 +63,10 @@ impl Supervisor {
         let WorkerRecord { incarnation, epoch, state, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
+        // This daemon wrote it before it could read what was there, and knows what became of it.
+        if slot.asked.as_ref().is_some_and(|asked| *asked == (incarnation.clone(), epoch)) {
+            return;
+        }
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
             tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");

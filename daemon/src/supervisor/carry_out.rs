@@ -38,7 +38,10 @@ impl Supervisor {
                 Effect::List { listing, .. } if self.is_anothers(&listing) => {}
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
-                    self.workers[listing.worker].registrar.want(Desired::Listed { record, drain_for });
+                    let Listing { worker, incarnation, epoch } = listing;
+                    let slot = &mut self.workers[worker];
+                    slot.asked = Some((incarnation, epoch));
+                    slot.registrar.want(Desired::Listed { record, drain_for });
                 }
                 Effect::Withdraw(listing) if changes => {
                     let Listing { worker, incarnation, epoch: _ } = listing;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -70,6 +70,8 @@ struct WorkerSlot {
     /// The record is to go, and that is not acknowledged yet.
     withdrawing: bool,
     registrar: Registrar,
+    /// The listing that this daemon asked its registrar for last.
+    asked: Option<(Incarnation, u64)>,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,

@@ -317,6 +317,7 @@ impl Supervisor {
             port: None,
             withdrawing: false,
             registrar,
+            asked: None,
             health: None,
             claimed: None,
             former: HashSet::new(),

@@ -212,6 +212,9 @@ fn offset(btf: &Btf, need: &Need) -> Result<u32, OffReason> {
 }
 
 #[cfg(test)]
+mod recorded;
+
+#[cfg(test)]
 mod tests {
     use super::{super::btf::synthetic::Builder, *};
 
