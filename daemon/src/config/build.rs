@@ -396,7 +396,7 @@ fn millis(settings: &Settings, path: &str) -> Duration {
 }
 
 /// The host name (uname(2)).
-pub(super) fn host_name() -> Option<String> {
+pub(crate) fn host_name() -> Option<String> {
     nix::unistd::gethostname().ok()?.into_string().ok()
 }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use lastgasp_protocol::{Name, Writer};
 
+pub(crate) use self::build::host_name;
 pub use self::error::{ConfigError, Place, Problem};
 use crate::core::HealthRole;
 pub use crate::core::OnNotServing;

@@ -21,9 +21,11 @@ pub const ENV_PREFIX: &str = "LASTGASP_";
 
 /// Variables with our prefix that are no settings: the command line's, and what an engine's
 /// environment may declare for the daemon to find.
-pub const RESERVED: [&str; 9] = [
+pub const RESERVED: [&str; 11] = [
     "LASTGASP_CONFIG",
     "LASTGASP_LOG",
+    "LASTGASP_POD",
+    "LASTGASP_STARTUP_DEADLINE",
     "LASTGASP_EBPF_OBJECT",
     "LASTGASP_WORKER",
     "LASTGASP_ENGINE",
