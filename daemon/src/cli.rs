@@ -340,7 +340,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
 
 fn run(args: RunArgs) -> Result<(), CliError> {
     let RunArgs { config, ready_file, sidecar, log, log_format } = args;
-    let (mut config, warnings) = config.load()?;
+    let (mut config, mut warnings) = config.load()?;
+    warnings.extend(config.misfits());
     let sidecar = sidecar.options(&mut config)?;
     start_logging(&log, log_format)?;
     for warning in &warnings {
@@ -434,7 +435,8 @@ fn check_config(args: &CheckArgs) -> Result<(), CliError> {
     if *settings {
         return say(&settings_text());
     }
-    let (config, warnings) = args.load()?;
+    let (config, mut warnings) = args.load()?;
+    warnings.extend(config.misfits());
     for warning in &warnings {
         eprintln!("lastgasp: warning: {warning}");
     }
