@@ -17,7 +17,7 @@ use crate::doctor::{self, Verdict};
 use crate::status::client::{self, ClientError};
 use crate::status::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
 use crate::status::render::{self, Style};
-use crate::supervisor::{self, RunError, RunOptions};
+use crate::supervisor::{self, RunError, RunOptions, SidecarError, SidecarOptions};
 
 /// Exit codes, after sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub enum Exit {
     Usage,
     /// 69: no daemon answers, or for `run`, a live lease of this node's name refuses us.
     Unavailable,
+    /// 75: for `run --sidecar`, the engine did not serve within the startup deadline.
+    NotYet,
     /// 78: the configuration is wrong.
     Config,
 }
@@ -44,6 +46,7 @@ impl From<Exit> for ExitCode {
             Exit::Broken => 2,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
+            Exit::NotYet => 75,
             Exit::Config => 78,
         })
     }
@@ -66,11 +69,13 @@ Examples:
   lastgasp run --config lastgasp.toml --mode observe      decide and report, change nothing
   lastgasp run --config lastgasp.toml --no-ebpf           without root: pidfd and health only
   LASTGASP_NATS_URL=nats://nats:4222 lastgasp run --config lastgasp.toml
+  lastgasp run --sidecar --config lastgasp.toml           in an engine's pod: end when it is lost
 
 Every setting can be given by environment too: `lastgasp check-config --settings` lists them all.
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 64 wrong command line, 69 a live daemon has this
-node's name, 78 wrong configuration.";
+Exit codes: 0 after SIGTERM or SIGINT, 1 failed (for --sidecar also: the engine was lost, and is
+withdrawn), 64 wrong command line, 69 a live daemon has this node's name, 75 the engine did not serve
+within --startup-deadline, 78 wrong configuration.";
 
 const STATUS_EXAMPLES: &str = "\
 Examples:
@@ -174,12 +179,39 @@ struct RunArgs {
     /// Written, in one step, once the sensors are attached and the first scan is over
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    sidecar: SidecarArgs,
     /// What to log, as `debug` or `info,lastgasp::core=trace`
     #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info")]
     log: String,
     /// How to log, to standard error
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
+}
+
+/// In the pod of one engine.
+#[derive(Debug, Args)]
+struct SidecarArgs {
+    /// Watch the one engine of this pod by pidfd, and end with 1 when it was lost and is withdrawn
+    #[arg(long)]
+    sidecar: bool,
+    /// Name of the pod; the node is then NODE/POD. Default: the host name
+    #[arg(long, value_name = "NAME", env = "LASTGASP_POD")]
+    pod: Option<String>,
+    /// How long a sidecar waits for its engine to serve, in seconds
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_STARTUP_DEADLINE", default_value_t = 1800)]
+    startup_deadline: u32,
+}
+
+impl SidecarArgs {
+    fn options(self, config: &mut Config) -> Result<Option<SidecarOptions>, SidecarError> {
+        let Self { sidecar, pod, startup_deadline } = self;
+        if !sidecar {
+            return Ok(None);
+        }
+        let pod = pod.or_else(crate::config::host_name).unwrap_or_default();
+        SidecarOptions::new(config, &pod, Duration::from_secs(startup_deadline.into())).map(Some)
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -242,6 +274,8 @@ enum CliError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
+    Sidecar(#[from] SidecarError),
+    #[error(transparent)]
     Run(#[from] RunError),
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -254,7 +288,7 @@ enum CliError {
 impl CliError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) => Exit::Config,
+            Self::Config(_) | Self::Sidecar(_) => Exit::Config,
             Self::Run(error) => error.exit(),
             Self::Client(ClientError::NotThere { .. } | ClientError::Ended(_)) => Exit::Unavailable,
             Self::LogFilter { .. } => Exit::Usage,
@@ -305,13 +339,15 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
 // === run ===
 
 fn run(args: RunArgs) -> Result<(), CliError> {
-    let RunArgs { config, ready_file, log, log_format } = args;
-    let (config, warnings) = config.load()?;
+    let RunArgs { config, ready_file, sidecar, log, log_format } = args;
+    let (mut config, mut warnings) = config.load()?;
+    warnings.extend(config.misfits());
+    let sidecar = sidecar.options(&mut config)?;
     start_logging(&log, log_format)?;
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
-    Ok(supervisor::run(config, RunOptions { ready_file, warnings })?)
+    Ok(supervisor::run(config, RunOptions { ready_file, warnings, sidecar })?)
 }
 
 fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
@@ -399,7 +435,8 @@ fn check_config(args: &CheckArgs) -> Result<(), CliError> {
     if *settings {
         return say(&settings_text());
     }
-    let (config, warnings) = args.load()?;
+    let (config, mut warnings) = args.load()?;
+    warnings.extend(config.misfits());
     for warning in &warnings {
         eprintln!("lastgasp: warning: {warning}");
     }

@@ -27,6 +27,9 @@ pub struct DaemonConfig {
     declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// Further arguments of `lastgasp run`.
+    #[serde(skip)]
+    arguments: Vec<String>,
 }
 
 /// Who may declare itself a worker.
@@ -107,6 +110,7 @@ impl DaemonConfig {
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
             declare: None,
             worker: Vec::new(),
+            arguments: Vec::new(),
         }
     }
 
@@ -114,6 +118,14 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// As the sidecar of a pod, that waits so long for its engine.
+    #[must_use]
+    pub fn beside(mut self, pod: &str, startup_deadline_s: u32) -> Self {
+        let deadline = startup_deadline_s.to_string();
+        self.arguments = ["--sidecar", "--pod", pod, "--startup-deadline", &deadline].map(str::to_owned).into();
         self
     }
 
@@ -224,7 +236,7 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]);
+        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })

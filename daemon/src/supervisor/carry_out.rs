@@ -253,6 +253,9 @@ impl Supervisor {
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
                 (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = false;
+                }
                 slot.incarnation = incarnation.to_string();
                 self.core.resumed(worker, &incarnation, epoch);
                 tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
@@ -261,6 +264,9 @@ impl Supervisor {
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
                 slot.withdrawing = false;
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = true;
+                }
                 slot.revision = revision.unwrap_or(slot.revision);
                 let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
                 let cause = slot.ending.take();

@@ -272,6 +272,10 @@ impl Supervisor {
         let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
         tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
         self.tell_notice(&config.name, text);
+        for misfit in config.misfits() {
+            tracing::warn!(worker = %config.name, "{misfit}; {}", misfit.fix());
+            self.tell_notice(&config.name, misfit.to_string());
+        }
         self.metrics.declarations.with_label_values(&["accepted"]).inc();
         let worker = match self.workers.named(&config.name) {
             None => self.add_worker(config, Some(origin)),

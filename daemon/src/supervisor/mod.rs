@@ -12,8 +12,10 @@ mod degraded;
 mod hints;
 mod report;
 mod scan;
+mod sidecar;
 mod slots;
 mod start;
+mod systemd;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -47,6 +49,7 @@ use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
 
 use scan::Looked;
+pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
@@ -166,6 +169,11 @@ struct Supervisor {
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
+    /// Set in the pod of one engine.
+    sidecar: Option<sidecar::Sidecar>,
+    /// Certificates on their way to the server.
+    publications: tokio::task::JoinSet<()>,
+    service_manager: systemd::ServiceManager,
 }
 
 /// What comes in from tasks that the supervisor started.
@@ -179,8 +187,7 @@ struct Inputs {
 
 impl Supervisor {
     /// Runs until `shutdown` resolves, or somebody else turns out to hold this node's name.
-    async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        tokio::pin!(shutdown);
+    async fn run(mut self, mut inputs: Inputs, mut shutdown: start::Shutdown) -> Result<(), RunError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -197,7 +204,14 @@ impl Supervisor {
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
-                () = &mut shutdown => break,
+                signal = shutdown.asked() => {
+                    self.service_manager.stopping();
+                    if !self.leave() {
+                        tracing::info!("{signal}: ending; healthy workers stay listed");
+                        break;
+                    }
+                    tracing::info!("{signal}: ending when the engine has left");
+                }
             }
             self.send_outgoing();
             if !self.untold.is_empty() {
@@ -206,6 +220,10 @@ impl Supervisor {
                 self.tell_people();
             }
             self.settle_certificates();
+            if let Some(end) = self.sidecar_end() {
+                self.publish_status();
+                return end;
+            }
         }
         self.publish_status();
         Ok(())
@@ -415,6 +433,7 @@ impl Supervisor {
 
     fn tick(&mut self) {
         self.ticks += 1;
+        self.service_manager.alive();
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();

@@ -170,6 +170,7 @@ impl Supervisor {
 
     /// Takes out certificates that are complete, keeps them on the server and tells of them.
     pub(super) fn settle_certificates(&mut self) {
+        while self.publications.try_join_next().is_some() {}
         if !self.deaths.is_settling() {
             return;
         }
@@ -190,7 +191,9 @@ impl Supervisor {
                 continue;
             }
             match context {
-                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
+                Some(context) => {
+                    self.publications.spawn(deaths::publish(context, certificate, self.metrics.clone()));
+                }
                 None => {
                     tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
                     self.metrics.lose(Loss::Certificate, 1);
@@ -236,6 +239,7 @@ impl Supervisor {
                 tracing::error!(%error, file = %file.display(), "ready file not written");
             }
         }
+        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));
         self.publish_status();
     }
 
