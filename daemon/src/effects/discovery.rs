@@ -34,11 +34,15 @@ pub enum Desired {
         record: Box<WorkerRecord>,
         /// While draining: how long from now streams are left alone.
         drain_for: Option<Duration>,
+        /// Somebody has taken this life into service again: what its tombstone says counts no more.
+        taken_back: bool,
     },
     /// No record of this incarnation.
     Absent {
         /// Which life.
         incarnation: Incarnation,
+        /// Somebody has taken it out of service, and why. The tombstone keeps it.
+        commanded: Option<String>,
     },
 }
 
@@ -62,6 +66,15 @@ pub enum Outcome {
         incarnation: Incarnation,
         /// Revision of the tombstone, if it was this daemon that wrote it.
         revision: Option<u64>,
+    },
+    /// Its tombstone says that somebody has taken this life out of service. It was not listed.
+    OutOfService {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch it was listed last.
+        epoch: u64,
+        /// Why.
+        commanded: String,
     },
     /// The server did not answer or refused; it is tried again.
     Failed {
@@ -178,12 +191,20 @@ impl Task {
     async fn once(&mut self, bucket: &Bucket, wanted: &Desired) -> Tried {
         match wanted {
             Desired::Untouched => Tried::Done,
-            Desired::Listed { record, drain_for } => self.list(bucket, record, *drain_for).await,
-            Desired::Absent { incarnation } => self.withdraw(bucket, incarnation).await,
+            Desired::Listed { record, drain_for, taken_back } => {
+                self.list(bucket, record, *drain_for, *taken_back).await
+            }
+            Desired::Absent { incarnation, commanded } => self.withdraw(bucket, incarnation, commanded.as_ref()).await,
         }
     }
 
-    async fn list(&mut self, bucket: &Bucket, wanted: &WorkerRecord, drain_for: Option<Duration>) -> Tried {
+    async fn list(
+        &mut self,
+        bucket: &Bucket,
+        wanted: &WorkerRecord,
+        drain_for: Option<Duration>,
+        taken_back: bool,
+    ) -> Tried {
         let mut record = wanted.clone();
         let expect = match &self.known {
             Some(known) if self.written.as_ref() == Some(&record.incarnation) => Expect::Revision(known.revision),
@@ -196,6 +217,13 @@ impl Task {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
                         let ended = entry.value == Value::Deleted;
+                        if let Some(commanded) = former.commanded.filter(|_| ended && !taken_back) {
+                            let WorkerRecord { incarnation, epoch, .. } = former;
+                            let _ = self
+                                .outcomes
+                                .send((self.worker, Outcome::OutOfService { incarnation, epoch, commanded }));
+                            return Tried::Done;
+                        }
                         record.epoch = record.epoch.max(former.epoch + u64::from(ended));
                         record.registered_at = former.registered_at.filter(|_| !ended);
                     }
@@ -219,7 +247,7 @@ impl Task {
         })
     }
 
-    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation) -> Tried {
+    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation, commanded: Option<&String>) -> Tried {
         let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
             Some(known) => (known.revision, known.record.clone()),
@@ -237,6 +265,12 @@ impl Task {
                     (entry.revision, entry.payload)
                 }
             },
+        };
+        let ended = match WorkerRecord::parse(&self.key, &ended) {
+            Ok(record) if record.commanded.as_ref() != commanded => {
+                Bytes::from(WorkerRecord { commanded: commanded.cloned(), ..record }.to_json())
+            }
+            _ => ended,
         };
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
         self.settle(written, ended, |revision| withdrawn(Some(revision)))

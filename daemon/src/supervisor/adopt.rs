@@ -60,7 +60,7 @@ impl Supervisor {
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
@@ -71,7 +71,9 @@ impl Supervisor {
             let effects = self.core.adopted(worker, root, incarnation.clone(), epoch);
             let adopted = !effects.is_empty();
             self.carry_out(effects, now);
-            if adopted && state == WorkerState::Draining {
+            if let Some(reason) = commanded.filter(|_| adopted) {
+                self.go_on_draining(worker, deadline, reason);
+            } else if adopted && state == WorkerState::Draining {
                 let kind = Kind::Terminating { signal: libc::SIGTERM };
                 self.evidence(Evidence { worker, root, kind, at: now });
             } else if adopted {
@@ -139,7 +141,11 @@ impl Supervisor {
         }
         tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
+        let adopted = !effects.is_empty();
         self.carry_out(effects, proc::monotonic_now());
+        if let Some(reason) = record.commanded.filter(|_| adopted) {
+            self.go_on_draining(worker, record.deadline, reason);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod act;
 mod adopt;
 mod carry_out;
+mod command;
 mod declare;
 mod degraded;
 mod hints;
@@ -45,6 +46,7 @@ use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
+use crate::status::control::Request;
 
 use scan::Looked;
 use slots::Slots;
@@ -81,6 +83,10 @@ struct WorkerSlot {
     revision: u64,
     epoch: u64,
     listed: bool,
+    /// Why it was taken out of service, by whom, as its record says it.
+    commanded: String,
+    /// Its present life was taken out of service and into it again.
+    taken_back: bool,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// Why its listing ends, and when the evidence for that was seen.
@@ -172,6 +178,7 @@ struct Inputs {
     health: mpsc::UnboundedReceiver<Evidence>,
     outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
+    commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
 }
 
@@ -193,6 +200,7 @@ impl Supervisor {
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
                 Some(answered) = inputs.answers.recv() => self.answered(&answered),
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
                 () = &mut shutdown => break,

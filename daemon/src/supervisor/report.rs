@@ -184,6 +184,7 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+            self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
             let context = self.context.borrow().clone();
             if certificate.observed_only {
