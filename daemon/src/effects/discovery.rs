@@ -76,6 +76,17 @@ pub enum Outcome {
         /// Why.
         commanded: String,
     },
+    /// An earlier daemon had listed this life as draining. It was not listed as anything better.
+    WasDraining {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch.
+        epoch: u64,
+        /// Until when.
+        deadline: Option<Timestamp>,
+        /// Why, if somebody has asked for it.
+        commanded: Option<String>,
+    },
     /// The server did not answer or refused; it is tried again.
     Failed {
         /// It refused: until somebody acts, it will again.
@@ -217,11 +228,10 @@ impl Task {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
                         let ended = entry.value == Value::Deleted;
-                        if let Some(commanded) = former.commanded.filter(|_| ended && !taken_back) {
-                            let WorkerRecord { incarnation, epoch, .. } = former;
-                            let _ = self
-                                .outcomes
-                                .send((self.worker, Outcome::OutOfService { incarnation, epoch, commanded }));
+                        if let Some(outcome) =
+                            left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back)
+                        {
+                            let _ = self.outcomes.send((self.worker, outcome));
                             return Tried::Done;
                         }
                         record.epoch = record.epoch.max(former.epoch + u64::from(ended));
@@ -309,4 +319,17 @@ fn later(error: &async_nats::Error) -> Tried {
 /// The listing that a record, or a tombstone of a lastgasp daemon, speaks of.
 fn former_listing(entry: &Entry) -> Option<WorkerRecord> {
     WorkerRecord::parse(&entry.key, &entry.payload).ok()
+}
+
+/// What an earlier daemon knew about this very life, and this one is about to overrule without
+/// having heard of it: its reading of the bucket may come later than the first good health.
+fn left_by_a_predecessor(former: &WorkerRecord, ended: bool, wanted: WorkerState) -> Option<Outcome> {
+    let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = former.clone();
+    match (ended, commanded) {
+        (true, Some(commanded)) => Some(Outcome::OutOfService { incarnation, epoch, commanded }),
+        (false, commanded) if state == WorkerState::Draining && wanted != WorkerState::Draining => {
+            Some(Outcome::WasDraining { incarnation, epoch, deadline, commanded })
+        }
+        _ => None,
+    }
 }

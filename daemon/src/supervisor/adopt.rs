@@ -16,7 +16,7 @@ use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 
-use crate::core::{Effect, Evidence, Kind, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::RECORD_TTL;
 use crate::losses::Loss;
@@ -71,11 +71,8 @@ impl Supervisor {
             let effects = self.core.adopted(worker, root, incarnation.clone(), epoch);
             let adopted = !effects.is_empty();
             self.carry_out(effects, now);
-            if let Some(reason) = commanded.filter(|_| adopted) {
-                self.go_on_draining(worker, deadline, reason);
-            } else if adopted && state == WorkerState::Draining {
-                let kind = Kind::Terminating { signal: libc::SIGTERM };
-                self.evidence(Evidence { worker, root, kind, at: now });
+            if adopted && state == WorkerState::Draining {
+                self.go_on_draining(worker, deadline, commanded);
             } else if adopted {
                 // Written once more, so that its TTL is renewed from now on and it says what holds now.
                 let listing = Listing { worker, incarnation, epoch };
@@ -143,8 +140,8 @@ impl Supervisor {
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
         let adopted = !effects.is_empty();
         self.carry_out(effects, proc::monotonic_now());
-        if let Some(reason) = record.commanded.filter(|_| adopted) {
-            self.go_on_draining(worker, record.deadline, reason);
+        if adopted && record.commanded.is_some() {
+            self.go_on_draining(worker, record.deadline, record.commanded);
         }
     }
 }

@@ -253,6 +253,7 @@ impl Supervisor {
         }
         let now = proc::monotonic_now();
         let name = self.name(worker).clone();
+        self.publish_soon();
         let slot = &mut self.workers[worker];
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
@@ -280,6 +281,10 @@ impl Supervisor {
             }
             Outcome::OutOfService { incarnation, epoch, commanded } => {
                 self.still_out_of_service(worker, &incarnation, epoch, commanded);
+            }
+            Outcome::WasDraining { incarnation, epoch, deadline, commanded } => {
+                self.core.resumed(worker, &incarnation, epoch);
+                self.go_on_draining(worker, deadline, commanded);
             }
             Outcome::Failed { refused, error } => {
                 tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use lastgasp_protocol::{Cause, CauseKind, Incarnation};
 
 use crate::config::Mode;
-use crate::core::{Command, State, WorkerId};
+use crate::core::{Command, Evidence, Kind, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::nats::Link;
 use crate::sensors::proc;
@@ -96,8 +96,14 @@ impl Supervisor {
         self.core.is_out_of_service(worker).then(|| self.workers[worker].commanded.clone())
     }
 
-    /// An earlier daemon was told to drain it, and its record still stands.
-    pub(super) fn go_on_draining(&mut self, worker: WorkerId, deadline: Option<Timestamp>, reason: String) {
+    /// An earlier daemon has listed this life as draining, and the record still stands: because
+    /// somebody asked for it, or because the engine was on its way out.
+    pub(super) fn go_on_draining(&mut self, worker: WorkerId, deadline: Option<Timestamp>, commanded: Option<String>) {
+        let Some(reason) = commanded else {
+            let Some(root) = self.processes.root(worker) else { return };
+            let kind = Kind::Terminating { signal: libc::SIGTERM };
+            return self.evidence(Evidence { worker, root, kind, at: proc::monotonic_now() });
+        };
         let left = deadline.map(|deadline| deadline.duration_since(Timestamp::now()).as_millis().max(0));
         let window = left.and_then(|left| u64::try_from(left).ok()).map(Duration::from_millis);
         self.workers[worker].commanded.clone_from(&reason);

@@ -55,6 +55,8 @@ pub use start::{RunError, RunOptions, run};
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
+/// How long after a change the status is published: what comes together is told together.
+const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -158,6 +160,8 @@ struct Supervisor {
     /// What people are told once that has left, with the time of each decision.
     untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
+    /// When a change is to be seen in the status.
+    publish_at: Option<Instant>,
     scanning: bool,
     rescan: bool,
     ticks: u64,
@@ -203,6 +207,9 @@ impl Supervisor {
                 Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
+                () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
+                    self.publish_status();
+                }
                 () = &mut shutdown => break,
             }
             self.send_outgoing();
@@ -210,6 +217,7 @@ impl Supervisor {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
+                self.publish_soon();
             }
             self.settle_certificates();
         }

@@ -249,6 +249,7 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        publish_at: None,
         scanning: false,
         rescan: false,
         ticks: 0,
