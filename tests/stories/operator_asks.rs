@@ -1,7 +1,12 @@
 //! What an operator is told: of a worker, of a death, and of what was wrong with the question.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use lastgasp_tests::binaries;
-use lastgasp_tests::daemon::Said;
+use lastgasp_tests::daemon::{Daemon, DaemonConfig, Said};
+use lastgasp_tests::engine::Engine;
+use lastgasp_tests::nats::Nats;
 use lastgasp_tests::user::User;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -66,8 +71,7 @@ async fn a_wrong_question_is_answered_with_what_to_do() {
         Said::by(command)
     };
     std::os::unix::fs::chown(&scene.daemon.ready.socket, Some(0), Some(0)).unwrap();
-    let open = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o755));
-    std::fs::set_permissions(scene.folder.path(), open).unwrap();
+    std::fs::set_permissions(scene.folder.path(), Permissions::from_mode(0o755)).unwrap();
     let said = ask(User::nobody(&[]).command(&binaries::find("lastgasp").unwrap())).await.unwrap();
     assert_eq!(said.code, Some(77), "{said:?}");
     assert!(said.err.contains("ask as the user that runs the daemon"), "{said:?}");
@@ -95,16 +99,12 @@ async fn one_worker_is_shown_in_full() {
 
 #[tokio::test]
 async fn an_observing_daemon_takes_no_commands() {
-    let observe = |mut config: lastgasp_tests::daemon::DaemonConfig| {
-        config.mode = "observe";
-        config
-    };
     let folder = tempfile::tempdir().unwrap();
-    let nats = lastgasp_tests::nats::Nats::start(folder.path()).await.unwrap();
-    let engine = lastgasp_tests::engine::Engine::start("alpha", &[], folder.path()).await.unwrap();
-    let config = lastgasp_tests::daemon::DaemonConfig::new("node-a", &nats.url(), "required", folder.path());
-    let config = observe(config.with(&engine));
-    let daemon = lastgasp_tests::daemon::Daemon::start(&config, folder.path()).await.unwrap();
+    let nats = Nats::start(folder.path()).await.unwrap();
+    let engine = Engine::start("alpha", &[], folder.path()).await.unwrap();
+    let mut config = DaemonConfig::new("node-a", &nats.url(), "required", folder.path()).with(&engine);
+    config.mode = "observe";
+    let daemon = Daemon::start(&config, folder.path()).await.unwrap();
     let said = daemon.tell(&["drain", "alpha"]).await.unwrap();
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("mode = \"observe\" changes nothing"), "{said:?}");
