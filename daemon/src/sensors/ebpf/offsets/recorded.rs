@@ -18,7 +18,7 @@ const KERNELS: [(&str, &[u8]); 6] = [
 
 /// `offsetof` of each field, by kernel in the order of [`KERNELS`].
 #[rustfmt::skip]
-const OFFSETS: [(&str, [u32; 6]); 26] = [
+const OFFSETS: [(&str, [u32; 6]); 25] = [
     //                                 5.10   6.1   6.6  6.12  6.18   7.2
     (global::TASK_TGID,              [2236, 2420, 1316, 2436, 1268, 2812]),
     (global::TASK_PID,               [2232, 2416, 1312, 2432, 1264, 2808]),
@@ -36,7 +36,6 @@ const OFFSETS: [(&str, [u32; 6]); 26] = [
     (global::NET_INUM,               [ 144,  144,  136,  136,  176,  280]),
     (global::SIGINFO_CODE,           [   8,    8,    8,    8,    8,    8]),
     (global::SOCK_FAMILY,            [  16,   16,   16,   16,   16,   16]),
-    (global::SOCK_STATE,             [  18,   18,   18,   18,   18,   18]),
     // In unnamed structs inside of unnamed unions, as are skc_dport and skc_daddr.
     (global::SOCK_NUM,               [  14,   14,   14,   14,   14,   14]),
     (global::SOCK_DPORT,             [  12,   12,   12,   12,   12,   12]),
