@@ -19,6 +19,7 @@ mod on_lost;
 mod restart_with_late_evidence;
 mod rude_clients;
 mod segv_with_core_dump;
+mod severed_connections;
 mod sigterm_drains;
 mod stopped_engine;
 mod supervisor_terminated;

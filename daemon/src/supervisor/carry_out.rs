@@ -138,6 +138,9 @@ impl Supervisor {
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}
         }
+        if to == State::Lost && from != State::Starting {
+            self.sever(worker);
+        }
         self.plan_actions(worker, to, now);
     }
 

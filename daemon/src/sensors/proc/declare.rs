@@ -345,6 +345,7 @@ mod tests {
             cgroups: Vec::new(),
             on_lost: config::OnLost::None,
             reap_grace: std::time::Duration::ZERO,
+            sever: false,
         }
     }
 
