@@ -81,6 +81,9 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
+    /// What becomes of its connections then.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub sever: toml::Table,
     health: HealthConfig,
 }
 
@@ -180,6 +183,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
+            sever: toml::Table::new(),
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
         self

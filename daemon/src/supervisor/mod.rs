@@ -70,6 +70,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// The process whose connections are destroyed with the worker's own.
+    companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.

@@ -117,7 +117,8 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
         None => Kmsg::open(Facilities::Kernel),
     };
-    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
+    let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
@@ -126,7 +127,7 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "without CAP_BPF");
@@ -134,7 +135,7 @@ fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> 
         }
         Some(Ok(())) | None => true,
     };
-    let reduced = privileges::reduce(maps_work)
+    let reduced = privileges::reduce(severing, maps_work)
         .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
     let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
@@ -340,6 +341,7 @@ impl Supervisor {
             config,
             declared,
             container: None,
+            companion: None,
             orphans: Vec::new(),
             over_since: None,
             port: None,

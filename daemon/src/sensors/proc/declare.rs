@@ -359,6 +359,7 @@ mod tests {
             scan_interval: std::time::Duration::from_secs(1),
             on_lost: config::OnLost::None,
             reap_grace: std::time::Duration::ZERO,
+            sever: false,
         }
     }
 
