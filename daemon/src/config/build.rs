@@ -40,6 +40,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let config = Config {
         node: node?,
         mode: word(settings, "mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]),
+        realtime: word(settings, "priority", &[("normal", false), ("realtime", true)]),
         nats,
         ebpf: EbpfConfig {
             enabled: word(

@@ -37,6 +37,8 @@ pub struct Config {
     pub node: Name,
     /// Whether anything is changed.
     pub mode: Mode,
+    /// The main thread has real-time priority.
+    pub realtime: bool,
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.

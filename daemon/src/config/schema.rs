@@ -74,6 +74,12 @@ pub static SCHEMA: &[Setting] = &[
         "enforce",
         "`observe` decides, certifies and counts, but changes nothing.",
     ),
+    fixed(
+        "priority",
+        OneOf(&["normal", "realtime"]),
+        "normal",
+        "`realtime` lets the thread that hears of deaths and tells of them run before all others; needs CAP_SYS_NICE or RLIMIT_RTPRIO.",
+    ),
     fixed("nats.url", NatsUrls, "nats://127.0.0.1:4222", "One server or several, separated by commas."),
     open("nats.user", Text, "User name; needs nats.password_file."),
     open("nats.password_file", Path, "File with the password and nothing else."),
