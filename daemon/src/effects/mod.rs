@@ -7,3 +7,4 @@ pub mod discovery;
 pub mod lease;
 pub mod nats;
 pub mod signals;
+pub mod standing;
