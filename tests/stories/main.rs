@@ -14,6 +14,7 @@ mod daemon_stops;
 mod daemon_without_ebpf;
 mod declared_worker;
 mod engine_core_killed;
+mod nats;
 mod nats_down_at_the_death;
 mod on_lost;
 mod restart_with_late_evidence;
