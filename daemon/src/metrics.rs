@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lastgasp_protocol::kv::Fault;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
@@ -59,6 +60,8 @@ pub struct Metrics {
     pub sensor: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
+    /// 1 for what is wrong with NATS, 0 for what is not, by `fault`.
+    pub nats_faults: IntGaugeVec,
 }
 
 impl Metrics {
@@ -117,6 +120,7 @@ impl Metrics {
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
             ),
+            nats_faults: gauges(&registry, "nats_faults", "1 for what is wrong with NATS.", &["fault"]),
             registry,
         };
         let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
@@ -125,6 +129,7 @@ impl Metrics {
         for loss in Loss::all() {
             metrics.lose(loss, 0);
         }
+        metrics.set_nats_faults(&[]);
         for reason in HeldBack::ALL {
             metrics.notices.with_label_values(&[reason.as_str()]).reset();
         }
@@ -137,6 +142,13 @@ impl Metrics {
         TextEncoder::new()
             .encode_to_string(&self.registry.registry.gather())
             .expect("every metric has a name and a value")
+    }
+
+    /// Says which faults NATS has now.
+    pub fn set_nats_faults(&self, faults: &[Fault]) {
+        for fault in Fault::ALL {
+            self.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(faults.contains(&fault)));
+        }
     }
 
     /// Puts a worker into one of [`WORKER_STATES`] and out of the others.

@@ -20,6 +20,7 @@ pub mod matrix;
 pub mod model;
 pub mod nats;
 pub mod process;
+pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;
