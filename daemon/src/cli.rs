@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use tracing_subscriber::EnvFilter;
@@ -265,6 +265,12 @@ impl CliError {
     }
 }
 
+/// The whole command line, as clap describes it.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Does what the command line says.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     let cli = match Cli::try_parse_from(arguments) {
@@ -461,8 +467,6 @@ fn style(stream: &impl IsTerminal) -> Style {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
