@@ -7,7 +7,9 @@
 
 mod build_ebpf;
 mod demo;
+mod docs;
 mod nats_server;
+mod promtool;
 mod test;
 mod test_kernels;
 mod tools;
@@ -22,6 +24,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Docs(docs::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }
