@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lastgasp_protocol::CauseKind;
 use prometheus::proto::MetricType;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-
-use lastgasp_protocol::CauseKind;
 
 use crate::core::HeldBack;
 use crate::losses::Loss;

@@ -27,6 +27,9 @@ pub struct DaemonConfig {
     declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// Further arguments of `lastgasp run`.
+    #[serde(skip)]
+    arguments: Vec<String>,
 }
 
 /// Who may declare itself a worker.
@@ -107,6 +110,7 @@ impl DaemonConfig {
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
             declare: None,
             worker: Vec::new(),
+            arguments: Vec::new(),
         }
     }
 
@@ -114,6 +118,14 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// As the sidecar of a pod, that waits so long for its engine.
+    #[must_use]
+    pub fn beside(mut self, pod: &str, startup_deadline_s: u32) -> Self {
+        let deadline = startup_deadline_s.to_string();
+        self.arguments = ["--sidecar", "--pod", pod, "--startup-deadline", &deadline].map(str::to_owned).into();
         self
     }
 
@@ -224,10 +236,21 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]);
+        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
+    }
+
+    /// What a command says to this daemon, as `["drain", "alpha"]`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn tell(&self, arguments: &[&str]) -> Result<Said, HarnessError> {
+        let mut command = Command::new(binaries::find("lastgasp")?);
+        command.args(arguments).arg("--socket").arg(&self.ready.socket);
+        Said::by(command).await
     }
 
     /// What `lastgasp status --json` says.
@@ -327,5 +350,39 @@ impl Daemon {
     pub async fn metrics(&self) -> Result<String, HarnessError> {
         let response = reqwest::get(format!("http://{}/metrics", self.ready.metrics)).await;
         response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
+    }
+}
+
+/// What a command line has said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Said {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn by(mut command: Command) -> Result<Self, HarnessError> {
+        let output = command.stdin(Stdio::null()).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: "lastgasp".into(), source })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) })
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn json(&self) -> Result<Value, HarnessError> {
+        serde_json::from_str(&self.out).map_err(|error| HarnessError::GaveUp(format!("{error}: {self:?}")))
     }
 }

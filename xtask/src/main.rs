@@ -10,6 +10,7 @@ mod demo;
 mod docs;
 mod nats_server;
 mod promtool;
+mod record_btf;
 mod test;
 mod test_kernels;
 mod tools;
@@ -25,6 +26,7 @@ enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
     Docs(docs::Arguments),
+    RecordBtf(record_btf::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
         Xtask::Docs(arguments) => docs::main(&arguments),
+        Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

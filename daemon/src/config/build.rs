@@ -144,6 +144,7 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
         enabled,
         uids: uids.into_iter().filter_map(|uid| u32::try_from(uid).ok()).collect(),
         cgroups: cgroups.into_iter().map(|cgroup| cgroup.trim_end_matches('/').to_owned()).collect(),
+        scan_interval: millis(settings, "declare.scan_interval_ms"),
         on_lost: on_lost(settings, "declare"),
         reap_grace: millis(settings, "declare.reap_grace_ms"),
     }
@@ -212,9 +213,10 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
     let profile = Profile::find(&text(settings, &at("engine"))).expect("checked by its kind");
     let critical = settings.texts(&at("critical")).into_iter().filter_map(|pattern| pattern.parse().ok());
     let health = health(settings, section, &profile);
+    let shutdown_timeout = settings.number(&at("shutdown_timeout_s")).map(Duration::from_secs);
     let drain_window = settings
         .number(&at("drain_window_ms"))
-        .map_or_else(|| profile.shutdown_grace.unwrap_or(DRAIN_WINDOW), Duration::from_millis);
+        .map_or_else(|| shutdown_timeout.or(profile.shutdown_grace).unwrap_or(DRAIN_WINDOW), Duration::from_millis);
     let find = find(settings, section, name.as_ref());
     let on_lost = on_lost(settings, section);
     bounded(settings, section);
@@ -226,6 +228,9 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         models: settings.texts(&at("models")),
         labels: settings.text_map(&at("labels")),
         drain_window,
+        termination_grace: settings.number(&at("termination_grace_s")).map(Duration::from_secs),
+        pre_stop: Duration::from_secs(number(settings, &at("pre_stop_s"))),
+        shutdown_timeout,
         on_not_serving: word(
             settings,
             &at("on_not_serving"),
@@ -396,7 +401,7 @@ fn millis(settings: &Settings, path: &str) -> Duration {
 }
 
 /// The host name (uname(2)).
-pub(super) fn host_name() -> Option<String> {
+pub(crate) fn host_name() -> Option<String> {
     nix::unistd::gethostname().ok()?.into_string().ok()
 }
 

@@ -21,9 +21,11 @@ pub const ENV_PREFIX: &str = "LASTGASP_";
 
 /// Variables with our prefix that are no settings: the command line's, and what an engine's
 /// environment may declare for the daemon to find.
-pub const RESERVED: [&str; 9] = [
+pub const RESERVED: [&str; 15] = [
     "LASTGASP_CONFIG",
     "LASTGASP_LOG",
+    "LASTGASP_POD",
+    "LASTGASP_STARTUP_DEADLINE",
     "LASTGASP_EBPF_OBJECT",
     "LASTGASP_WORKER",
     "LASTGASP_ENGINE",
@@ -31,6 +33,10 @@ pub const RESERVED: [&str; 9] = [
     "LASTGASP_GRPC_HEALTH",
     "LASTGASP_HTTP_HEALTH",
     "LASTGASP_MODELS",
+    "LASTGASP_DRAIN_WINDOW_MS",
+    "LASTGASP_TERMINATION_GRACE_S",
+    "LASTGASP_PRE_STOP_S",
+    "LASTGASP_SHUTDOWN_TIMEOUT_S",
 ];
 
 const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root"]);
@@ -39,6 +45,10 @@ const HOUR_MS: u64 = 60 * MINUTE_MS;
 
 const fn ms(min: u64, max: u64) -> Kind {
     Number { min, max, unit: " ms" }
+}
+
+const fn seconds(min: u64, max: u64) -> Kind {
+    Number { min, max, unit: " s" }
 }
 
 const fn count(min: u64, max: u64) -> Kind {
@@ -130,6 +140,12 @@ pub static SCHEMA: &[Setting] = &[
         "Users whose processes may; with declare.cgroups too, both must fit.",
     ),
     fixed("declare.cgroups", Texts, "", "Cgroups whose processes, and those below, may, as \"/kubepods.slice\"."),
+    fixed(
+        "declare.scan_interval_ms",
+        ms(1000, HOUR_MS),
+        "1000",
+        "Time between two looks through all processes; with eBPF, one that calls exec is looked at when it does.",
+    ),
     fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
@@ -161,7 +177,18 @@ pub static SCHEMA: &[Setting] = &[
     open(
         "worker[].drain_window_ms",
         ms(0, 24 * HOUR_MS),
-        "How long streams go on when the worker leaves. Default: the engine's own grace where it is known, else 5000.",
+        "How long streams go on when the worker leaves. Default: worker[].shutdown_timeout_s or the engine's own grace where that is known, else 5000.",
+    ),
+    open(
+        "worker[].termination_grace_s",
+        seconds(0, 86_400),
+        "terminationGracePeriodSeconds of its pod, to check that the times of a deletion fit. Default: not checked.",
+    ),
+    fixed("worker[].pre_stop_s", seconds(0, 86_400), "0", "How long its pod's preStop hook takes, for the same check."),
+    open(
+        "worker[].shutdown_timeout_s",
+        seconds(0, 86_400),
+        "How long the engine lets streams go on after SIGTERM, as `vllm serve --shutdown-timeout`. Default: what is known of the engine.",
     ),
     fixed(
         "worker[].on_not_serving",

@@ -7,13 +7,16 @@
 mod act;
 mod adopt;
 mod carry_out;
+mod command;
 mod declare;
 mod degraded;
 mod hints;
 mod report;
 mod scan;
+mod sidecar;
 mod slots;
 mod start;
+mod systemd;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -45,14 +48,18 @@ use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
+use crate::status::control::Request;
 
 use scan::Looked;
+pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
+/// How long after a change the status is published: what comes together is told together.
+const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -70,6 +77,8 @@ struct WorkerSlot {
     /// The record is to go, and that is not acknowledged yet.
     withdrawing: bool,
     registrar: Registrar,
+    /// The listing that this daemon asked its registrar for last.
+    asked: Option<(Incarnation, u64)>,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,
@@ -81,6 +90,10 @@ struct WorkerSlot {
     revision: u64,
     epoch: u64,
     listed: bool,
+    /// Why it was taken out of service, by whom, as its record says it.
+    commanded: String,
+    /// Its present life was taken out of service and into it again.
+    taken_back: bool,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// Why its listing ends, and when the evidence for that was seen.
@@ -152,6 +165,8 @@ struct Supervisor {
     /// What people are told once that has left, with the time of each decision.
     untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
+    /// When a change is to be seen in the status.
+    publish_at: Option<Instant>,
     scanning: bool,
     rescan: bool,
     ticks: u64,
@@ -164,6 +179,11 @@ struct Supervisor {
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
+    /// Set in the pod of one engine.
+    sidecar: Option<sidecar::Sidecar>,
+    /// Certificates on their way to the server.
+    publications: tokio::task::JoinSet<()>,
+    service_manager: systemd::ServiceManager,
 }
 
 /// What comes in from tasks that the supervisor started.
@@ -172,13 +192,13 @@ struct Inputs {
     health: mpsc::UnboundedReceiver<Evidence>,
     outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
+    commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
 }
 
 impl Supervisor {
     /// Runs until `shutdown` resolves, or somebody else turns out to hold this node's name.
-    async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        tokio::pin!(shutdown);
+    async fn run(mut self, mut inputs: Inputs, mut shutdown: start::Shutdown) -> Result<(), RunError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -193,17 +213,33 @@ impl Supervisor {
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
                 Some(answered) = inputs.answers.recv() => self.answered(&answered),
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
-                () = &mut shutdown => break,
+                () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
+                    self.publish_status();
+                }
+                signal = shutdown.asked() => {
+                    self.service_manager.stopping();
+                    if !self.leave() {
+                        tracing::info!("{signal}: ending; healthy workers stay listed");
+                        break;
+                    }
+                    tracing::info!("{signal}: ending when the engine has left");
+                }
             }
             self.send_outgoing();
             if !self.untold.is_empty() {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
+                self.publish_soon();
             }
             self.settle_certificates();
+            if let Some(end) = self.sidecar_end() {
+                self.publish_status();
+                return end;
+            }
         }
         self.publish_status();
         Ok(())
@@ -230,6 +266,7 @@ impl Supervisor {
         }
         // The buffer is kept, so that the next burst finds its room.
         self.noticed = noticed;
+        self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
@@ -256,6 +293,7 @@ impl Supervisor {
                 });
             }
             Noticed::Executed(id) => self.executed(id),
+            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
             Noticed::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
@@ -411,6 +449,7 @@ impl Supervisor {
 
     fn tick(&mut self) {
         self.ticks += 1;
+        self.service_manager.alive();
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
@@ -421,6 +460,7 @@ impl Supervisor {
             self.start_scan();
         }
         self.prove_claims();
+        self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();

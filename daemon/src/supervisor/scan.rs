@@ -224,6 +224,8 @@ impl Supervisor {
         slot.incarnation = incarnation_text;
         slot.container = container;
         slot.reason.clear();
+        slot.commanded.clear();
+        slot.taken_back = false;
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
         slot.health = None;

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
-use crate::effects::deaths::Deaths;
+use crate::effects::deaths::{self, Deaths};
 use crate::effects::discovery::Registrar;
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
@@ -27,11 +27,16 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
 use super::report::Ready;
+use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
+use super::systemd::ServiceManager;
 use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
+
+/// Commands that wait for the supervisor. Who sends more of them waits too.
+const COMMANDS: usize = 16;
 
 /// What is chosen for one run, beside the configuration.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +45,8 @@ pub struct RunOptions {
     pub ready_file: Option<PathBuf>,
     /// What is odd about the configuration.
     pub warnings: Vec<Problem>,
+    /// Set in the pod of one engine.
+    pub sidecar: Option<SidecarOptions>,
 }
 
 /// Why the daemon ends, or cannot begin.
@@ -57,6 +64,14 @@ pub enum RunError {
     /// The status socket or the metrics address cannot be had.
     #[error(transparent)]
     Status(#[from] StatusError),
+    /// A sidecar's engine was lost, and it is withdrawn: kubelet restarts both.
+    #[error("the engine was lost ({0}); it is withdrawn")]
+    EngineLost(String),
+    /// A sidecar's engine did not begin to serve in time.
+    #[error(
+        "the engine did not serve within {} s; look at its log, or raise --startup-deadline", .0.as_secs_f64()
+    )]
+    NeverServed(Duration),
     /// A runtime, a thread, a signal handler or the ready file.
     #[error("{what}: {source}")]
     Io {
@@ -73,7 +88,10 @@ impl RunError {
     pub const fn exit(&self) -> crate::cli::Exit {
         match self {
             Self::Refused(_) => crate::cli::Exit::Unavailable,
-            Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::Io { .. } => crate::cli::Exit::Failed,
+            Self::NeverServed(_) => crate::cli::Exit::NotYet,
+            Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::EngineLost(_) | Self::Io { .. } => {
+                crate::cli::Exit::Failed
+            }
         }
     }
 }
@@ -95,7 +113,10 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Required => Ok(load()?),
     };
     // Opening it may take a capability, reading it then takes none.
-    let kmsg = Kmsg::open(Facilities::Kernel);
+    let kmsg = match options.sidecar {
+        Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
+        None => Kmsg::open(Facilities::Kernel),
+    };
     let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
@@ -152,10 +173,11 @@ async fn main(
     reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
-    let shutdown = shutdown_signal()?;
+    let shutdown = Shutdown::new()?;
     let metrics = Metrics::new();
     let hub = StatusHub::new(NodeStatus { node: config.node.to_string(), ..NodeStatus::default() });
-    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone())?;
+    let (commands_tx, commands) = mpsc::channel(COMMANDS);
+    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone(), commands_tx)?;
     let listen = server.listen();
     side.spawn(async move {
         if let Err(error) = server.serve().await {
@@ -179,8 +201,10 @@ async fn main(
     tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
     {
         let (client, replicas) = (client.clone(), config.replicas);
+        let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
         tokio::spawn(async move {
             let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
+            side.spawn(deaths::recall(context.clone(), node, move |id, json| hub.death(id, json)));
             context_tx.send_replace(Some(context));
             nodes_bucket.send_replace(Some(nodes));
             tokio::spawn(signals::follow_routers(routers, routers_tx));
@@ -243,6 +267,7 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        publish_at: None,
         scanning: false,
         rescan: false,
         ticks: 0,
@@ -253,9 +278,12 @@ async fn main(
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
         warnings: options.warnings.iter().map(ToString::to_string).collect(),
+        sidecar: options.sidecar.map(|options| Sidecar::new(options, proc::monotonic_now())),
+        publications: tokio::task::JoinSet::new(),
+        service_manager: ServiceManager::new(),
         config,
     };
-    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, commands, leases };
     for worker in config_workers {
         supervisor.add_worker(Arc::new(worker), None);
     }
@@ -317,12 +345,15 @@ impl Supervisor {
             port: None,
             withdrawing: false,
             registrar,
+            asked: None,
             health: None,
             claimed: None,
             former: HashSet::new(),
             revision: 0,
             epoch: 0,
             listed: false,
+            commanded: String::new(),
+            taken_back: false,
             incarnation: String::new(),
             evidence: None,
             ending: None,
@@ -340,14 +371,26 @@ impl Supervisor {
     }
 }
 
-fn shutdown_signal() -> Result<impl Future<Output = ()>, RunError> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).map_err(io("the SIGTERM handler"))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(io("the SIGINT handler"))?;
-    Ok(async move {
+/// The signals that ask the daemon to end.
+pub(super) struct Shutdown {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Shutdown {
+    fn new() -> Result<Self, RunError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(io("the SIGTERM handler"))?,
+            interrupt: signal(SignalKind::interrupt()).map_err(io("the SIGINT handler"))?,
+        })
+    }
+
+    /// Waits for the next one; its name.
+    pub(super) async fn asked(&mut self) -> &'static str {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM: ending; healthy workers stay listed"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: ending; healthy workers stay listed"),
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
         }
-    })
+    }
 }
