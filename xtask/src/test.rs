@@ -122,9 +122,13 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
 
     let mut rules = cargo("test");
     rules.args(["-p", "xtask", "--", "--ignored", "promtool"]);
+    let mut dashboards = cargo("test");
+    dashboards.args(["-p", "lastgasp-tests", "--test", "dashboards", "--", "--ignored"]);
+    dashboards.env(nats_server::ENVIRONMENT, &nats);
     let no_promtool = filtered.or_else(|| match promtool::ensure() {
         Ok(path) => {
-            rules.env(promtool::ENVIRONMENT, path);
+            rules.env(promtool::ENVIRONMENT, &path);
+            dashboards.env(promtool::ENVIRONMENT, &path);
             None
         }
         Err(error) => {
@@ -132,7 +136,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
             Some("no promtool: apt-get install prometheus")
         }
     });
-    steps.push(step("alert rules and dashboards, by promtool", &mut rules, no_promtool));
+    steps.push(step("alert rules, by promtool", &mut rules, no_promtool));
+    steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
     if arguments.peers {
         let mut peers = cargo("test");
