@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lastgasp_protocol::CauseKind;
 use lastgasp_protocol::kv::Fault;
+use prometheus::proto::MetricType;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
@@ -133,6 +135,15 @@ impl Metrics {
         for reason in HeldBack::ALL {
             metrics.notices.with_label_values(&[reason.as_str()]).reset();
         }
+        for cause in CauseKind::ALL {
+            metrics.deaths.with_label_values(&[cause.as_str()]).reset();
+        }
+        for action in ["drain", "move"] {
+            metrics.signals.with_label_values(&[action]).reset();
+        }
+        for phase in ["received", "done"] {
+            metrics.router_answers.with_label_values(&[phase]).reset();
+        }
         metrics
     }
 
@@ -179,10 +190,10 @@ impl Metrics {
         self.losses.with_label_values(&[loss.hop(), loss.kind()]).inc_by(count);
     }
 
-    /// Every metric's name, also of those that have no value yet.
+    /// Every metric, also those that have no value yet, in the order in which they are defined.
     #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        self.registry.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn families(&self) -> Vec<Family> {
+        self.registry.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All that was lost so far, for the status.
@@ -217,11 +228,24 @@ impl Default for Metrics {
     }
 }
 
-/// The registry, and the names in it: it does not tell those of metrics without a value.
+/// What a metric is, whether it has a value or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Family {
+    /// Its full name.
+    pub name: String,
+    /// What it says, in a sentence.
+    pub help: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// The names of its labels.
+    pub labels: Vec<String>,
+}
+
+/// The registry, and what is in it: it does not tell of metrics without a value.
 #[derive(Debug, Clone, Default)]
 struct Catalogue {
     registry: Registry,
-    names: Arc<Mutex<Vec<String>>>,
+    families: Arc<Mutex<Vec<Family>>>,
 }
 
 fn options(name: &str, help: &str) -> Opts {
@@ -235,8 +259,18 @@ fn registered<T: prometheus::core::Collector + Clone + 'static>(
 ) -> T {
     let metric = metric.expect("names of metrics are valid");
     registry.registry.register(Box::new(metric.clone())).expect("names of metrics differ");
-    let names = metric.desc().into_iter().map(|desc| desc.fq_name.clone());
-    registry.names.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+    let kind = match metric.collect().first().map(prometheus::proto::MetricFamily::get_field_type) {
+        Some(MetricType::GAUGE) => "gauge",
+        Some(MetricType::HISTOGRAM) => "histogram",
+        _ => "counter",
+    };
+    let families = metric.desc().into_iter().map(|desc| Family {
+        name: desc.fq_name.clone(),
+        help: desc.help.clone(),
+        kind,
+        labels: desc.variable_labels.clone(),
+    });
+    registry.families.lock().unwrap_or_else(PoisonError::into_inner).extend(families);
     metric
 }
 
@@ -300,9 +334,12 @@ mod tests {
     }
 
     #[test]
-    fn names_are_known_before_there_are_values() {
+    fn metrics_are_known_before_there_are_values() {
         let metrics = Metrics::new();
-        assert!(!metrics.text().contains("lastgasp_deaths_total"));
-        assert!(metrics.names().contains(&"lastgasp_deaths_total".to_owned()));
+        assert!(!metrics.text().contains("lastgasp_withdrawals_total"));
+        let families = metrics.families();
+        let withdrawals =
+            families.iter().find(|family| family.name == "lastgasp_withdrawals_total").expect("it is defined");
+        assert_eq!((withdrawals.kind, withdrawals.labels.join(",")), ("counter", "cause,outcome".to_owned()));
     }
 }

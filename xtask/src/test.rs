@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, nats_server, tools};
+use crate::{build_ebpf, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -113,6 +113,31 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
     let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
     steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
+
+    // A router in Python, from docs/writing-a-router.md; its package comes by pip too.
+    let mut example = cargo("test");
+    example.args(["-p", "lastgasp-tests", "--test", "example_router", "--", "--ignored"]);
+    example.env(nats_server::ENVIRONMENT, &nats);
+    steps.push(step("example router in Python", &mut example, filtered.or(no_venv)));
+
+    let mut rules = cargo("test");
+    rules.args(["-p", "xtask", "--", "--ignored", "promtool"]);
+    let mut dashboards = cargo("test");
+    dashboards.args(["-p", "lastgasp-tests", "--test", "dashboards", "--", "--ignored"]);
+    dashboards.env(nats_server::ENVIRONMENT, &nats);
+    let no_promtool = filtered.or_else(|| match promtool::ensure() {
+        Ok(path) => {
+            rules.env(promtool::ENVIRONMENT, &path);
+            dashboards.env(promtool::ENVIRONMENT, &path);
+            None
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            Some("no promtool: apt-get install prometheus")
+        }
+    });
+    steps.push(step("alert rules, by promtool", &mut rules, no_promtool));
+    steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
     if arguments.peers {
         let mut peers = cargo("test");
