@@ -8,5 +8,6 @@
 mod examples;
 mod image;
 mod manifests;
+mod podman;
 mod render;
 mod unit;
