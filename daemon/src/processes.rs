@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lastgasp_ebpf::{Event, EventFlags, EventKind};
+use lastgasp_ebpf::{Event, EventFlags, EventKind, NO_SLOT};
 use lastgasp_protocol::Sender;
 
 use crate::core::{Addressee, Direction, Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
@@ -69,6 +69,8 @@ pub enum Noticed {
     LookAt(ProcessId),
     /// A critical process runs another program, which may be the same one again.
     Executed(ProcessId),
+    /// A process of nobody's runs another program, and with it may have got another environment.
+    StrangerExecuted(ProcessId),
     /// A signal was sent to the supervisor of these workers.
     SupervisorSignalled(Vec<Evidence>),
     /// Connections of a serving port were reset.
@@ -303,7 +305,9 @@ impl Processes {
                 event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
             }
             EventKind::Exec | EventKind::Rename => {
-                let tracked = self.get(id)?;
+                let Some(tracked) = self.get(id) else {
+                    return (event.slot == NO_SLOT).then_some(Noticed::StrangerExecuted(id));
+                };
                 match (tracked.critical, event.kind()?) {
                     (false, _) => Some(Noticed::LookAt(id)),
                     (true, EventKind::Exec) => Some(Noticed::Executed(id)),

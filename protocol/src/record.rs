@@ -95,6 +95,10 @@ pub struct WorkerRecord {
     /// Anything a router may select by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Somebody has taken this life out of service, and why. It goes with `draining`; in a
+    /// tombstone it says that this life is not listed again until somebody takes that back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commanded: Option<String>,
 }
 
 impl WorkerRecord {
@@ -119,6 +123,7 @@ impl WorkerRecord {
             endpoint,
             registered_at: _,
             labels,
+            commanded,
         } = &record;
         let own = crate::worker_key(node, worker);
         if own != key {
@@ -126,6 +131,7 @@ impl WorkerRecord {
         }
         bounds::at_most("engine", engine.len(), bounds::MAX_TEXT)?;
         bounds::at_most("endpoint", endpoint.len(), bounds::MAX_TEXT)?;
+        bounds::at_most("commanded", commanded.as_ref().map_or(0, String::len), bounds::MAX_TEXT)?;
         bounds::at_most("models", models.len(), bounds::MAX_MODELS)?;
         for model in models {
             bounds::at_most("models", model.len(), bounds::MAX_TEXT)?;

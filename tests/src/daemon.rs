@@ -81,6 +81,9 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
+    /// What becomes of its connections then.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub sever: toml::Table,
     health: HealthConfig,
 }
 
@@ -180,6 +183,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
+            sever: toml::Table::new(),
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
         self
@@ -240,6 +244,17 @@ impl Daemon {
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
+    }
+
+    /// What a command says to this daemon, as `["drain", "alpha"]`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn tell(&self, arguments: &[&str]) -> Result<Said, HarnessError> {
+        let mut command = Command::new(binaries::find("lastgasp")?);
+        command.args(arguments).arg("--socket").arg(&self.ready.socket);
+        Said::by(command).await
     }
 
     /// What `lastgasp status --json` says.
@@ -339,5 +354,39 @@ impl Daemon {
     pub async fn metrics(&self) -> Result<String, HarnessError> {
         let response = reqwest::get(format!("http://{}/metrics", self.ready.metrics)).await;
         response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
+    }
+}
+
+/// What a command line has said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Said {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn by(mut command: Command) -> Result<Self, HarnessError> {
+        let output = command.stdin(Stdio::null()).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: "lastgasp".into(), source })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) })
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn json(&self) -> Result<Value, HarnessError> {
+        serde_json::from_str(&self.out).map_err(|error| HarnessError::GaveUp(format!("{error}: {self:?}")))
     }
 }

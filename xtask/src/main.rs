@@ -9,6 +9,7 @@ mod build_ebpf;
 mod containers;
 mod demo;
 mod nats_server;
+mod record_btf;
 mod test;
 mod test_kernels;
 mod tools;
@@ -23,6 +24,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    RecordBtf(record_btf::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

@@ -157,5 +157,5 @@ fn cause_of_exit(process: &Process, exit: Exit) -> Cause {
         Exit::Signal { signal, core: false } => (CauseKind::ProcessKilled, Some(signal), None),
         Exit::Unknown => (CauseKind::ProcessGone, None, None),
     };
-    Cause { kind, signal, exit_status, process: Some(process.title.as_ref().to_owned()), sender: None }
+    Cause { kind, signal, exit_status, process: Some(process.title.as_ref().to_owned()), ..Cause::of(kind) }
 }

@@ -69,18 +69,20 @@ pub(super) struct Life {
     epoch: u64,
     pub(super) state: State,
     /// A record of this (incarnation, epoch) is wanted.
-    listed: bool,
-    cause: Option<Cause>,
+    pub(super) listed: bool,
+    pub(super) cause: Option<Cause>,
     /// SIGTERM was seen: whatever health says, it is not listed again by itself.
-    terminating: bool,
+    pub(super) terminating: bool,
     /// SIGTERM was sent to what supervises it, which may have kept it to itself.
-    dismissed: bool,
+    pub(super) dismissed: bool,
+    /// Somebody took it out of service: it is not listed again until that is taken back.
+    pub(super) out_of_service: bool,
     /// A verdict on other than process evidence that the node's limit held back.
     held: Option<Cause>,
-    root_dead: bool,
-    dead: Vec<Dead>,
-    live: Option<bool>,
-    ready: Option<bool>,
+    pub(super) root_dead: bool,
+    pub(super) dead: Vec<Dead>,
+    pub(super) live: Option<bool>,
+    pub(super) ready: Option<bool>,
     listening: bool,
     refused: u32,
     pub(super) unanswered: u32,
@@ -104,7 +106,7 @@ const MAX_SENT: usize = 8;
 
 /// A critical process that is dead, or as good as dead.
 #[derive(Debug)]
-struct Dead {
+pub(super) struct Dead {
     process: Process,
     /// Seen to be gone, not only announced by a signal.
     confirmed: bool,
@@ -122,6 +124,15 @@ impl Life {
         cause
     }
 
+    pub(super) fn is(&self, incarnation: &Incarnation) -> bool {
+        self.incarnation == *incarnation
+    }
+
+    /// Somebody has taken it out of service.
+    pub(super) const fn is_out_of_service(&self) -> bool {
+        self.out_of_service
+    }
+
     fn is_listed_state(&self) -> bool {
         matches!(self.state, State::Serving | State::Unready)
     }
@@ -133,6 +144,10 @@ impl Life {
 }
 
 impl Worker {
+    pub(super) const fn id(&self) -> WorkerId {
+        self.id
+    }
+
     pub(super) const fn new(id: WorkerId, policy: WorkerPolicy) -> Self {
         Self { id, policy, life: None }
     }
@@ -166,6 +181,7 @@ impl Worker {
             cause: None,
             terminating: false,
             dismissed: false,
+            out_of_service: false,
             held: None,
             root_dead: false,
             dead: Vec::new(),
@@ -394,7 +410,7 @@ impl Worker {
     }
 
     /// Lost: the record goes, streams move, what cannot move ends visibly.
-    fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
+    pub(super) fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
         if let Some(reason) = brake.and_then(|brake| brake.admit_soft(now)) {
             // The evidence may come only once, so the verdict is kept.
             if let Some(life) = self.life.as_mut() {
@@ -437,7 +453,10 @@ impl Worker {
     }
 
     fn drain(&mut self, cause: Cause, now: Nanos, out: &mut Vec<Effect>) {
-        let window = self.policy.drain_window;
+        self.drain_for(self.policy.drain_window, cause, now, out);
+    }
+
+    pub(super) fn drain_for(&mut self, window: Duration, cause: Cause, now: Nanos, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, State::Draining);
         life.cause = Some(cause.clone());
@@ -449,7 +468,7 @@ impl Worker {
     }
 
     /// Serving or unready: the record says so.
-    fn relist(&mut self, to: State, cause: Option<Cause>, out: &mut Vec<Effect>) {
+    pub(super) fn relist(&mut self, to: State, cause: Option<Cause>, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, to);
         life.dismissed = false;
@@ -465,7 +484,7 @@ impl Worker {
     }
 
     /// Something good was heard. What it changes depends on where the life stands.
-    fn healthy(&mut self, now: Nanos, hold_down: Duration, out: &mut Vec<Effect>) {
+    pub(super) fn healthy(&mut self, now: Nanos, hold_down: Duration, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_ref() else { return };
         let heard =
             life.live == Some(true) || life.listening || (!self.policy.has_liveness && life.ready == Some(true));
@@ -474,7 +493,7 @@ impl Worker {
             && life.ready != Some(false)
             && life.dead.is_empty()
             && (life.refused, life.unanswered) == (0, 0);
-        if !content || life.root_dead {
+        if !content || life.root_dead || life.out_of_service {
             return;
         }
         match life.state {
@@ -571,6 +590,10 @@ impl Brake for Unbraked {
 /// every thread signal 9, whatever the first signal was, and an OOM kill looks like any SIGKILL.
 fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
     if former.process.is_some() && former.process != later.process {
+        return None;
+    }
+    // Whoever asked for it knew why; that its process ends later on is another matter.
+    if former.kind == CauseKind::Commanded {
         return None;
     }
     let rank = |cause: &Cause| match cause.kind {

@@ -34,11 +34,15 @@ pub enum Desired {
         record: Box<WorkerRecord>,
         /// While draining: how long from now streams are left alone.
         drain_for: Option<Duration>,
+        /// Somebody has taken this life into service again: what its tombstone says counts no more.
+        taken_back: bool,
     },
     /// No record of this incarnation.
     Absent {
         /// Which life.
         incarnation: Incarnation,
+        /// Somebody has taken it out of service, and why. The tombstone keeps it.
+        commanded: Option<String>,
     },
 }
 
@@ -62,6 +66,26 @@ pub enum Outcome {
         incarnation: Incarnation,
         /// Revision of the tombstone, if it was this daemon that wrote it.
         revision: Option<u64>,
+    },
+    /// Its tombstone says that somebody has taken this life out of service. It was not listed.
+    OutOfService {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch it was listed last.
+        epoch: u64,
+        /// Why.
+        commanded: String,
+    },
+    /// An earlier daemon had listed this life as draining. It was not listed as anything better.
+    WasDraining {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch.
+        epoch: u64,
+        /// Until when.
+        deadline: Option<Timestamp>,
+        /// Why, if somebody has asked for it.
+        commanded: Option<String>,
     },
     /// The server did not answer or refused; it is tried again.
     Failed {
@@ -117,6 +141,7 @@ struct Task {
 struct Known {
     revision: u64,
     record: Bytes,
+    tombstone: bool,
 }
 
 /// What became of one try.
@@ -178,12 +203,20 @@ impl Task {
     async fn once(&mut self, bucket: &Bucket, wanted: &Desired) -> Tried {
         match wanted {
             Desired::Untouched => Tried::Done,
-            Desired::Listed { record, drain_for } => self.list(bucket, record, *drain_for).await,
-            Desired::Absent { incarnation } => self.withdraw(bucket, incarnation).await,
+            Desired::Listed { record, drain_for, taken_back } => {
+                self.list(bucket, record, *drain_for, *taken_back).await
+            }
+            Desired::Absent { incarnation, commanded } => self.withdraw(bucket, incarnation, commanded.as_ref()).await,
         }
     }
 
-    async fn list(&mut self, bucket: &Bucket, wanted: &WorkerRecord, drain_for: Option<Duration>) -> Tried {
+    async fn list(
+        &mut self,
+        bucket: &Bucket,
+        wanted: &WorkerRecord,
+        drain_for: Option<Duration>,
+        taken_back: bool,
+    ) -> Tried {
         let mut record = wanted.clone();
         let expect = match &self.known {
             Some(known) if self.written.as_ref() == Some(&record.incarnation) => Expect::Revision(known.revision),
@@ -196,6 +229,12 @@ impl Task {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
                         let ended = entry.value == Value::Deleted;
+                        if let Some(outcome) =
+                            left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back)
+                        {
+                            let _ = self.outcomes.send((self.worker, outcome));
+                            return Tried::Done;
+                        }
                         record.epoch = record.epoch.max(former.epoch + u64::from(ended));
                         record.registered_at = former.registered_at.filter(|_| !ended);
                     }
@@ -211,7 +250,7 @@ impl Task {
         if written.is_ok() {
             self.written = Some(record.incarnation.clone());
         }
-        self.settle(written, payload, |revision| Outcome::Listed {
+        self.settle(written, payload, false, |revision| Outcome::Listed {
             incarnation: record.incarnation,
             epoch: record.epoch,
             revision,
@@ -219,11 +258,11 @@ impl Task {
         })
     }
 
-    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation) -> Tried {
+    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation, commanded: Option<&String>) -> Tried {
         let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
-            Some(known) => (known.revision, known.record.clone()),
-            None => match bucket.read(&self.key).await {
+            Some(known) if !known.tombstone => (known.revision, known.record.clone()),
+            _ => match bucket.read(&self.key).await {
                 Err(error) => return later(&error),
                 Ok(entry) => {
                     let listed = entry.filter(|entry| {
@@ -238,19 +277,26 @@ impl Task {
                 }
             },
         };
+        let ended = match WorkerRecord::parse(&self.key, &ended) {
+            Ok(record) if record.commanded.as_ref() != commanded => {
+                Bytes::from(WorkerRecord { commanded: commanded.cloned(), ..record }.to_json())
+            }
+            _ => ended,
+        };
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
-        self.settle(written, ended, |revision| withdrawn(Some(revision)))
+        self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
 
     fn settle(
         &mut self,
         written: Result<u64, WriteError>,
         record: Bytes,
+        tombstone: bool,
         outcome: impl FnOnce(u64) -> Outcome,
     ) -> Tried {
         match written {
             Ok(revision) => {
-                self.known = Some(Known { revision, record });
+                self.known = Some(Known { revision, record, tombstone });
                 self.last_write = Instant::now();
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done
@@ -275,4 +321,17 @@ fn later(error: &async_nats::Error) -> Tried {
 /// The listing that a record, or a tombstone of a lastgasp daemon, speaks of.
 fn former_listing(entry: &Entry) -> Option<WorkerRecord> {
     WorkerRecord::parse(&entry.key, &entry.payload).ok()
+}
+
+/// What an earlier daemon knew about this very life, and this one is about to overrule without
+/// having heard of it: its reading of the bucket may come later than the first good health.
+fn left_by_a_predecessor(former: &WorkerRecord, ended: bool, wanted: WorkerState) -> Option<Outcome> {
+    let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = former.clone();
+    match (ended, commanded) {
+        (true, Some(commanded)) => Some(Outcome::OutOfService { incarnation, epoch, commanded }),
+        (false, commanded) if state == WorkerState::Draining && wanted != WorkerState::Draining => {
+            Some(Outcome::WasDraining { incarnation, epoch, deadline, commanded })
+        }
+        _ => None,
+    }
 }

@@ -33,8 +33,13 @@ fn config(socket: &Path) -> StatusConfig {
     StatusConfig { socket: socket.to_owned(), listen: "127.0.0.1:0".parse().unwrap() }
 }
 
+/// Where nobody listens.
+fn commands() -> tokio::sync::mpsc::Sender<control::Request> {
+    tokio::sync::mpsc::channel(1).0
+}
+
 fn bind(socket: &Path) -> Result<StatusServer, StatusError> {
-    StatusServer::bind(&config(socket), StatusHub::new(NodeStatus::default()), Metrics::new())
+    StatusServer::bind(&config(socket), StatusHub::new(NodeStatus::default()), Metrics::new(), commands())
 }
 
 fn daemon() -> Daemon {
@@ -42,7 +47,7 @@ fn daemon() -> Daemon {
     let socket = folder.path().join("run/lastgasp.sock");
     let hub = StatusHub::new(NodeStatus { node: "gpu-a".into(), ..NodeStatus::default() });
     let metrics = Metrics::new();
-    let server = StatusServer::bind(&config(&socket), hub.clone(), metrics.clone()).unwrap();
+    let server = StatusServer::bind(&config(&socket), hub.clone(), metrics.clone(), commands()).unwrap();
     let http = format!("http://{}", server.listen());
     Daemon { hub, metrics, socket, http, serving: tokio::spawn(server.serve()), _folder: folder }
 }
@@ -222,7 +227,8 @@ fn an_address_in_use_says_what_to_do() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     let config = StatusConfig { socket: folder.path().join("s"), listen };
-    let error = StatusServer::bind(&config, StatusHub::new(NodeStatus::default()), Metrics::new()).unwrap_err();
+    let error =
+        StatusServer::bind(&config, StatusHub::new(NodeStatus::default()), Metrics::new(), commands()).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(

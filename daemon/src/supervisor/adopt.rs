@@ -16,7 +16,7 @@ use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 
-use crate::core::{Effect, Evidence, Kind, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::RECORD_TTL;
 use crate::losses::Loss;
@@ -60,9 +60,13 @@ impl Supervisor {
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
+        // This daemon wrote it before it could read what was there, and knows what became of it.
+        if slot.asked.as_ref().is_some_and(|asked| *asked == (incarnation.clone(), epoch)) {
+            return;
+        }
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
             tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
@@ -72,8 +76,7 @@ impl Supervisor {
             let adopted = !effects.is_empty();
             self.carry_out(effects, now);
             if adopted && state == WorkerState::Draining {
-                let kind = Kind::Terminating { signal: libc::SIGTERM };
-                self.evidence(Evidence { worker, root, kind, at: now });
+                self.go_on_draining(worker, deadline, commanded);
             } else if adopted {
                 // Written once more, so that its TTL is renewed from now on and it says what holds now.
                 let listing = Listing { worker, incarnation, epoch };
@@ -139,7 +142,11 @@ impl Supervisor {
         }
         tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
+        let adopted = !effects.is_empty();
         self.carry_out(effects, proc::monotonic_now());
+        if adopted && record.commanded.is_some() {
+            self.go_on_draining(worker, record.deadline, record.commanded);
+        }
     }
 }
 

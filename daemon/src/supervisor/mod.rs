@@ -7,6 +7,7 @@
 mod act;
 mod adopt;
 mod carry_out;
+mod command;
 mod declare;
 mod degraded;
 mod hints;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -47,6 +48,7 @@ use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
+use crate::status::control::Request;
 
 use scan::Looked;
 pub use sidecar::{SidecarError, SidecarOptions};
@@ -56,6 +58,8 @@ pub use start::{RunError, RunOptions, run};
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
+/// How long after a change the status is published: what comes together is told together.
+const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -66,6 +70,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// The process whose connections are destroyed with the worker's own.
+    companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.
@@ -73,6 +79,8 @@ struct WorkerSlot {
     /// The record is to go, and that is not acknowledged yet.
     withdrawing: bool,
     registrar: Registrar,
+    /// The listing that this daemon asked its registrar for last.
+    asked: Option<(Incarnation, u64)>,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,
@@ -84,6 +92,10 @@ struct WorkerSlot {
     revision: u64,
     epoch: u64,
     listed: bool,
+    /// Why it was taken out of service, by whom, as its record says it.
+    commanded: String,
+    /// Its present life was taken out of service and into it again.
+    taken_back: bool,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// Why its listing ends, and when the evidence for that was seen.
@@ -155,6 +167,8 @@ struct Supervisor {
     /// What people are told once that has left, with the time of each decision.
     untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
+    /// When a change is to be seen in the status.
+    publish_at: Option<Instant>,
     scanning: bool,
     rescan: bool,
     ticks: u64,
@@ -180,6 +194,7 @@ struct Inputs {
     health: mpsc::UnboundedReceiver<Evidence>,
     outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
+    commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
 }
 
@@ -200,8 +215,12 @@ impl Supervisor {
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
                 Some(answered) = inputs.answers.recv() => self.answered(&answered),
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
+                () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
+                    self.publish_status();
+                }
                 signal = shutdown.asked() => {
                     self.service_manager.stopping();
                     if !self.leave() {
@@ -216,6 +235,7 @@ impl Supervisor {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
+                self.publish_soon();
             }
             self.settle_certificates();
             if let Some(end) = self.sidecar_end() {
@@ -248,6 +268,7 @@ impl Supervisor {
         }
         // The buffer is kept, so that the next burst finds its room.
         self.noticed = noticed;
+        self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
@@ -274,6 +295,7 @@ impl Supervisor {
                 });
             }
             Noticed::Executed(id) => self.executed(id),
+            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
             Noticed::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
@@ -440,6 +462,7 @@ impl Supervisor {
             self.start_scan();
         }
         self.prove_claims();
+        self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();

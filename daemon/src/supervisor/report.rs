@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{Certificate, Container, Name};
+use tokio::time::Instant;
 
 use crate::core::{Nanos, ProcessId, State};
 use crate::effects::deaths;
@@ -17,7 +18,7 @@ use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
 use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
-use super::Supervisor;
+use super::{SETTLE_STATUS, Supervisor};
 
 /// What is written once the sensors are attached and the first scan is over.
 pub(super) struct Ready {
@@ -26,7 +27,12 @@ pub(super) struct Ready {
 }
 
 impl Supervisor {
+    pub(super) fn publish_soon(&mut self) {
+        self.publish_at.get_or_insert_with(|| Instant::now() + SETTLE_STATUS);
+    }
+
     pub(super) fn publish_status(&mut self) {
+        self.publish_at = None;
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
@@ -185,6 +191,7 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+            self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
             let context = self.context.borrow().clone();
             if certificate.observed_only {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
-use crate::effects::deaths::Deaths;
+use crate::effects::deaths::{self, Deaths};
 use crate::effects::discovery::Registrar;
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
@@ -34,6 +34,9 @@ use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
+
+/// Commands that wait for the supervisor. Who sends more of them waits too.
+const COMMANDS: usize = 16;
 
 /// What is chosen for one run, beside the configuration.
 #[derive(Debug, Clone, Default)]
@@ -114,7 +117,8 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
         None => Kmsg::open(Facilities::Kernel),
     };
-    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
+    let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
@@ -123,7 +127,7 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "without CAP_BPF");
@@ -131,7 +135,7 @@ fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> 
         }
         Some(Ok(())) | None => true,
     };
-    let reduced = privileges::reduce(maps_work)
+    let reduced = privileges::reduce(severing, maps_work)
         .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
     let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
@@ -173,7 +177,8 @@ async fn main(
     let shutdown = Shutdown::new()?;
     let metrics = Metrics::new();
     let hub = StatusHub::new(NodeStatus { node: config.node.to_string(), ..NodeStatus::default() });
-    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone())?;
+    let (commands_tx, commands) = mpsc::channel(COMMANDS);
+    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone(), commands_tx)?;
     let listen = server.listen();
     side.spawn(async move {
         if let Err(error) = server.serve().await {
@@ -197,8 +202,10 @@ async fn main(
     tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
     {
         let (client, replicas) = (client.clone(), config.replicas);
+        let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
         tokio::spawn(async move {
             let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
+            side.spawn(deaths::recall(context.clone(), node, move |id, json| hub.death(id, json)));
             context_tx.send_replace(Some(context));
             nodes_bucket.send_replace(Some(nodes));
             tokio::spawn(signals::follow_routers(routers, routers_tx));
@@ -261,6 +268,7 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        publish_at: None,
         scanning: false,
         rescan: false,
         ticks: 0,
@@ -276,7 +284,7 @@ async fn main(
         service_manager: ServiceManager::new(),
         config,
     };
-    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, commands, leases };
     for worker in config_workers {
         supervisor.add_worker(Arc::new(worker), None);
     }
@@ -333,17 +341,21 @@ impl Supervisor {
             config,
             declared,
             container: None,
+            companion: None,
             orphans: Vec::new(),
             over_since: None,
             port: None,
             withdrawing: false,
             registrar,
+            asked: None,
             health: None,
             claimed: None,
             former: HashSet::new(),
             revision: 0,
             epoch: 0,
             listed: false,
+            commanded: String::new(),
+            taken_back: false,
             incarnation: String::new(),
             evidence: None,
             ending: None,
