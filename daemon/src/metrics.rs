@@ -66,6 +66,17 @@ pub struct Metrics {
     pub nats_faults: IntGaugeVec,
 }
 
+/// A counter, as the status page shows it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Counter {
+    /// Name without `lastgasp_` and `_total`.
+    pub name: String,
+    /// Values of its labels.
+    pub labels: String,
+    /// How often.
+    pub value: u64,
+}
+
 impl Metrics {
     /// All at zero.
     #[must_use]
@@ -194,6 +205,27 @@ impl Metrics {
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         self.registry.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Every counter above zero but losses, which the status has, for the status page.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        let mut counters = Vec::new();
+        for family in self.registry.registry.gather() {
+            let name = family.name().trim_start_matches("lastgasp_").trim_end_matches("_total").to_owned();
+            if family.get_field_type() != prometheus::proto::MetricType::COUNTER || name == "losses" {
+                continue;
+            }
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter().map(|pair| pair.value()).collect::<Vec<_>>().join(", ");
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of events")]
+                let value = metric.get_counter().get_value() as u64;
+                if value > 0 {
+                    counters.push(Counter { name: name.clone(), labels, value });
+                }
+            }
+        }
+        counters
     }
 
     /// All that was lost so far, for the status.

@@ -67,7 +67,7 @@ struct EbpfConfig {
 #[derive(Clone, Debug, Serialize)]
 struct StatusConfig {
     socket: PathBuf,
-    listen: &'static str,
+    listen: String,
 }
 
 /// One worker of the configuration.
@@ -120,7 +120,7 @@ impl DaemonConfig {
             priority: "normal",
             nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
             declare: None,
             worker: Vec::new(),
             arguments: Vec::new(),
@@ -160,6 +160,13 @@ impl DaemonConfig {
     #[must_use]
     pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
         self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// With its HTTP address here.
+    #[must_use]
+    pub fn listening(mut self, address: std::net::SocketAddr) -> Self {
+        self.status.listen = address.to_string();
         self
     }
 

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod browser;
 pub mod client;
 pub mod daemon;
 pub mod discovery;
