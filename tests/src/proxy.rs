@@ -1,4 +1,4 @@
-//! A TCP proxy between a client and a nats-server, for what a network does to both.
+//! A TCP proxy between a client and a server, for what a network does to both.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,6 +65,11 @@ impl Proxy {
         });
         let task = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
         Ok(Self { address, shared, task })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// `nats://127.0.0.1:PORT`.
@@ -145,7 +150,8 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
     // The end of what has passed, in which a text may begin.
     let mut tail = Vec::new();
     loop {
-        let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
+        // An end passes, or does not, as bytes do.
+        let length = from.read(&mut buffer).await.unwrap_or(0);
         if upward {
             tail.extend_from_slice(&buffer[..length]);
             spring(shared, &tail);
@@ -161,7 +167,8 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
             Weather::Still => false,
             Weather::Deaf => upward,
         };
-        if weather.wait_for(passes).await.is_err() || to.write_all(&buffer[..length]).await.is_err() {
+        let passed = weather.wait_for(passes).await.is_ok();
+        if !passed || length == 0 || to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }
