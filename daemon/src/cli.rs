@@ -1,4 +1,4 @@
-//! The command line: `lastgasp run`, `status`, `events`, `check-config`, `doctor`.
+//! The command line: `lastgasp run`, `status`, `events`, `check-config`, `doctor`, `create-buckets`.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::schema::SCHEMA;
 use crate::config::{Config, ConfigError, Override, Problem};
 use crate::doctor::{self, Verdict};
+use crate::effects::nats::{self, NatsError};
 use crate::status::client::{self, ClientError};
 use crate::status::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
 use crate::status::render::{self, Style};
@@ -102,6 +103,16 @@ Kernel programs are loaded, attached and let go again; NATS is only read; nothin
 Exit codes: 0 all fine, 1 it works but something is missing, 2 it does not work, 64 wrong command
 line.";
 
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  LASTGASP_NATS_USER=admin LASTGASP_NATS_PASSWORD_FILE=admin.password lastgasp create-buckets
+  lastgasp create-buckets --config admin.toml
+
+A daemon makes what is missing itself if it may. Where it may not, as under the permissions in
+deploy/nats/, this does it, once.
+
+Exit codes: 0 all of it is there, 1 not made, 64 wrong command line, 78 wrong configuration.";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "lastgasp",
@@ -131,6 +142,9 @@ enum Command {
     /// Say whether lastgasp works on this node, and what is missing
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Make the buckets and the stream of certificates on NATS, where a daemon may not
+    #[command(after_help = CREATE_EXAMPLES)]
+    CreateBuckets(ConfigArgs),
 }
 
 #[derive(Debug, Args)]
@@ -247,6 +261,10 @@ enum CliError {
     Client(#[from] ClientError),
     #[error("--log {filter:?}: {error}; as an example, info,lastgasp::core=trace")]
     LogFilter { filter: String, error: tracing_subscriber::filter::ParseError },
+    #[error(transparent)]
+    Nats(#[from] NatsError),
+    #[error("not made: {0}")]
+    NotMade(async_nats::Error),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -254,13 +272,13 @@ enum CliError {
 impl CliError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) => Exit::Config,
+            Self::Config(_) | Self::Nats(NatsError::Login(_)) => Exit::Config,
             Self::Run(error) => error.exit(),
             Self::Client(ClientError::NotThere { .. } | ClientError::Ended(_)) => Exit::Unavailable,
             Self::LogFilter { .. } => Exit::Usage,
             // `lastgasp events | head` ends like this.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Clean,
-            Self::Client(_) | Self::Output(_) => Exit::Failed,
+            Self::Client(_) | Self::Nats(_) | Self::NotMade(_) | Self::Output(_) => Exit::Failed,
         }
     }
 }
@@ -280,6 +298,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Status(args) => asking(status(args)),
         Command::Events(args) => asking(events(args)),
         Command::CheckConfig(args) => check_config(&args),
+        Command::CreateBuckets(args) => create_buckets(&args),
         Command::Doctor(args) => match examine(&args) {
             Ok(Verdict::Fine | Verdict::Note) => Ok(()),
             Ok(Verdict::Degraded) => return Exit::Failed,
@@ -412,6 +431,21 @@ fn check_config(args: &CheckArgs) -> Result<(), CliError> {
         workers.len(),
         workers.join(", ")
     ))
+}
+
+// === create-buckets ===
+
+/// How long NATS may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn create_buckets(args: &ConfigArgs) -> Result<(), CliError> {
+    let (config, _) = args.load()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = nats::connect_once(&config.nats, &config.node, PATIENCE).await?;
+        nats::create(client, config.replicas).await.map_err(CliError::NotMade)
+    })?;
+    say(&format!("{}: the buckets and the stream of certificates are there\n", config.nats.url))
 }
 
 fn settings_text() -> String {

@@ -25,7 +25,7 @@ pub struct Metrics {
     pub requests: IntCounterVec,
     /// Signals by what was made of each worker they name, or why they were not read.
     pub signals: IntCounterVec,
-    /// Records that were not read, by reason.
+    /// Records and leases that were not read, by reason.
     pub records_refused: IntCounterVec,
     in_flight: IntGaugeVec,
     serving: IntGaugeVec,
@@ -79,7 +79,7 @@ impl Default for Metrics {
             ),
             records_refused: counter(
                 "lastgasp_router_records_refused_total",
-                "Worker records that were not read",
+                "Worker records and node leases that were not read",
                 &["reason"],
             ),
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),

@@ -41,6 +41,8 @@ struct DeclareConfig {
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
+    #[serde(flatten)]
+    login: toml::Table,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -102,7 +104,7 @@ impl DaemonConfig {
         Self {
             node: node.to_owned(),
             mode: "enforce",
-            nats: NatsConfig { url: nats_url.to_owned() },
+            nats: NatsConfig { url: nats_url.to_owned(), login: toml::Table::new() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
             declare: None,
@@ -114,6 +116,13 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// With one more setting of `[nats]`, as `user`.
+    #[must_use]
+    pub fn with_nats(mut self, setting: &str, value: impl Into<toml::Value>) -> Self {
+        self.nats.login.insert(setting.to_owned(), value.into());
         self
     }
 

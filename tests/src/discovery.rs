@@ -41,7 +41,16 @@ impl Discovery {
     ///
     /// NATS refuses.
     pub async fn watch(nats: &Nats) -> Result<Self, HarnessError> {
-        let context = async_nats::jetstream::new(nats.client().await?);
+        Self::watch_as(nats.client().await?).await
+    }
+
+    /// As [`Self::watch`], as the user of this client.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::watch`].
+    pub async fn watch_as(client: async_nats::Client) -> Result<Self, HarnessError> {
+        let context = async_nats::jetstream::new(client);
         let bucket = Bucket::open(&context, WORKERS_BUCKET, 1).await;
         let bucket = bucket.map_err(|error| HarnessError::Nats(error.into()))?;
         let seen = Arc::new((Mutex::default(), Notify::new()));

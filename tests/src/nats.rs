@@ -16,6 +16,8 @@ pub struct Nats {
     process: Option<Process>,
     address: SocketAddr,
     folder: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Nats {
@@ -25,9 +27,28 @@ impl Nats {
     ///
     /// There is no nats-server, or it does not accept connections.
     pub async fn start(folder: &Path) -> Result<Self, HarnessError> {
+        Self::start_with(folder, &[], &[]).await
+    }
+
+    /// As [`Self::start`], with more arguments and variables, as for a configuration.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`].
+    pub async fn start_with(
+        folder: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self, HarnessError> {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let address = free.map_err(|source| HarnessError::Io { what: "a free port".into(), source })?;
-        let mut nats = Self { process: None, address, folder: folder.to_owned() };
+        let mut nats = Self {
+            process: None,
+            address,
+            folder: folder.to_owned(),
+            arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
+            environment: environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        };
         nats.resume().await?;
         Ok(nats)
     }
@@ -35,6 +56,16 @@ impl Nats {
     /// `nats://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
+    }
+
+    /// `127.0.0.1:PORT`, for a URL of another scheme.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The last lines of its log.
+    pub fn log_tail(&self) -> String {
+        self.process.as_ref().map(Process::log_tail).unwrap_or_default()
     }
 
     /// A client of it.
@@ -60,6 +91,7 @@ impl Nats {
         let mut command = Command::new(binaries::nats_server()?);
         command.args(["--addr", "127.0.0.1", "--port", &self.address.port().to_string(), "--jetstream"]);
         command.arg("--store_dir").arg(self.folder.join("jetstream"));
+        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
         let mut process = Process::spawn("nats-server", command, &self.folder)?;
         let deadline = Instant::now() + GIVE_UP;
         while tokio::net::TcpStream::connect(self.address).await.is_err() {

@@ -9,12 +9,15 @@ mod scene;
 
 mod another_program;
 mod api_server_killed_while_core_lives;
+mod bad_signals;
 mod daemon_restarts;
 mod daemon_stops;
 mod daemon_without_ebpf;
 mod declared_worker;
 mod engine_core_killed;
+mod nats_credentials;
 mod nats_down_at_the_death;
+mod nats_permissions;
 mod on_lost;
 mod restart_with_late_evidence;
 mod rude_clients;

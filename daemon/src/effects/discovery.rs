@@ -3,13 +3,14 @@
 //! What is wanted is a state, the latest one; what happened in between does not matter. Every
 //! write names the revision it expects, so a late withdrawal cannot hit a successor's record.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use lastgasp_protocol::kv::{Bucket, Entry, Expect, Value, WriteError};
 use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use crate::core::WorkerId;
@@ -20,6 +21,8 @@ pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
 const RENEWAL: Duration = Duration::from_secs(6 * 3600);
 /// Pauses between tries while the server does not answer.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Shortest time between two writes over what is no record.
+const REPAIR_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after the server refused a write; the same write would be refused again at once.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -76,6 +79,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Registrar {
     desired: watch::Sender<Desired>,
+    again: Arc<Notify>,
 }
 
 impl Registrar {
@@ -88,10 +92,25 @@ impl Registrar {
         outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
-        let task =
-            Task { worker, key, bucket, wanted, outcomes, known: None, written: None, last_write: Instant::now() };
+        let again = Arc::new(Notify::new());
+        let task = Task {
+            worker,
+            key,
+            bucket,
+            wanted,
+            again: Arc::clone(&again),
+            outcomes,
+            known: None,
+            written: None,
+            last_write: Instant::now(),
+        };
         tokio::spawn(task.run());
-        Self { desired }
+        Self { desired, again }
+    }
+
+    /// Something else stands under the key: what is wanted is written once more.
+    pub fn write_again(&self) {
+        self.again.notify_one();
     }
 
     /// Says what is wanted from now on.
@@ -105,6 +124,7 @@ struct Task {
     key: String,
     bucket: watch::Receiver<Option<Bucket>>,
     wanted: watch::Receiver<Desired>,
+    again: Arc<Notify>,
     outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     /// The key as we wrote it last, if nobody has contradicted since.
     known: Option<Known>,
@@ -135,9 +155,15 @@ impl Task {
             let wanted = self.wanted.borrow_and_update().clone();
             let due = if wanted == Desired::Untouched { Ok(()) } else { self.achieve(&wanted).await };
             let renewal = matches!(wanted, Desired::Listed { .. });
+            let again = async {
+                self.again.notified().await;
+                // Whoever writes there may do so a thousand times a second.
+                tokio::time::sleep_until(self.last_write + REPAIR_PAUSE).await;
+            };
             tokio::select! {
                 changed = self.wanted.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep_until(self.last_write + RENEWAL), if renewal => {}
+                () = again => {}
             }
             if due.is_err() {
                 return;
@@ -227,7 +253,8 @@ impl Task {
                 Err(error) => return later(&error),
                 Ok(entry) => {
                     let listed = entry.filter(|entry| {
-                        let ours = former_listing(entry).is_some_and(|former| former.incarnation == *incarnation);
+                        // What is no record is nobody's; a tombstone says what routers should know.
+                        let ours = former_listing(entry).is_none_or(|former| former.incarnation == *incarnation);
                         matches!(entry.value, Value::Put(_)) && ours
                     });
                     let Some(entry) = listed else {

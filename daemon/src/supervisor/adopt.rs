@@ -44,6 +44,14 @@ impl Supervisor {
         }
     }
 
+    /// A server writes its answer wherever a request asks for it, also under keys that whoever asked
+    /// may not write: what it writes there is no record, and is written over.
+    pub(super) fn defaced(&self, worker: &Name) {
+        if let Some(worker) = self.workers.named(worker) {
+            self.workers[worker].registrar.write_again();
+        }
+    }
+
     /// Records that an earlier daemon left, once it is known which processes there are.
     pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
         if self.ready.is_some() {
@@ -194,6 +202,10 @@ pub(super) async fn follow_own_records(
                     Err(error) => {
                         tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
                         let _ = messages.send(Message::Lost(Loss::Record));
+                        let worker = entry.key.rsplit('.').next().map(Name::from_token);
+                        if let Some(Ok(worker)) = worker {
+                            let _ = messages.send(Message::Defaced(worker));
+                        }
                     }
                 }
             }
