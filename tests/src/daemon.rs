@@ -255,6 +255,18 @@ impl Daemon {
         })
     }
 
+    /// What a command of the daemon's prints for people, as `status`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn says(&self, command: &str) -> Result<String, HarnessError> {
+        let mut asking = Command::new(binaries::find("lastgasp")?);
+        let output = asking.args([command, "--socket"]).arg(&self.ready.socket).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: command.to_owned(), source })?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// Waits for an event that `wanted` holds for, among those that were and those that come.
     ///
     /// # Errors
