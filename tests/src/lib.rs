@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod discovery;
 pub mod engine;
 mod error;
+pub mod matrix;
 pub mod model;
 pub mod nats;
 pub mod process;
