@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::schema::SCHEMA;
 use crate::config::{Config, ConfigError, Override, Problem};
 use crate::doctor::{self, Verdict};
+use crate::log;
 use crate::status::client::{self, ClientError};
 use crate::status::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
 use crate::status::render::{self, Style};
@@ -293,9 +294,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
             let exit = error.exit();
             match error {
                 // Each line begins with its place, as compilers write it, so that editors find it.
-                CliError::Config(ConfigError::Invalid(_)) => eprintln!("{error}"),
+                CliError::Config(ConfigError::Invalid(_)) => drop(writeln!(log::Stderr, "{error}")),
                 _ if exit == Exit::Clean => {}
-                _ => eprintln!("lastgasp: {error}"),
+                _ => drop(writeln!(log::Stderr, "lastgasp: {error}")),
             }
             exit
         }
@@ -317,7 +318,7 @@ fn run(args: RunArgs) -> Result<(), CliError> {
 fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|error| CliError::LogFilter { filter: filter.to_owned(), error })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Stderr);
     match format {
         LogFormat::Text => builder.with_ansi(style(&io::stderr()) == Style::Coloured).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),

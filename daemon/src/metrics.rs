@@ -125,8 +125,8 @@ impl Metrics {
         for loss in Loss::all() {
             metrics.lose(loss, 0);
         }
-        for reason in HeldBack::ALL {
-            metrics.notices.with_label_values(&[reason.as_str()]).reset();
+        for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
+            metrics.notices.with_label_values(&[kind]).reset();
         }
         metrics
     }

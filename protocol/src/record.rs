@@ -95,6 +95,21 @@ pub struct WorkerRecord {
     /// Anything a router may select by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The critical processes below the worker's root when this was written: a note of the daemon to
+    /// the one that takes over from it, which must know what to miss. Nobody else needs it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<RecordedProcess>,
+}
+
+/// A process whose end is that of its worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedProcess {
+    /// Thread group id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Its role, as `VLLM::EngineCore`.
+    pub title: String,
 }
 
 impl WorkerRecord {
@@ -119,6 +134,7 @@ impl WorkerRecord {
             endpoint,
             registered_at: _,
             labels,
+            processes,
         } = &record;
         let own = crate::worker_key(node, worker);
         if own != key {
@@ -131,6 +147,10 @@ impl WorkerRecord {
             bounds::at_most("models", model.len(), bounds::MAX_TEXT)?;
         }
         bounds::at_most("labels", labels.len(), bounds::MAX_LABELS)?;
+        bounds::at_most("processes", processes.len(), bounds::MAX_PROCESSES)?;
+        for process in processes {
+            bounds::at_most("processes", process.title.len(), bounds::MAX_TEXT)?;
+        }
         for (key, value) in labels {
             bounds::at_most("labels", key.len().max(value.len()), bounds::MAX_TEXT)?;
         }

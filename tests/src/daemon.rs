@@ -24,9 +24,19 @@ pub struct DaemonConfig {
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
+    policy: PolicyConfig,
     declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+}
+
+/// What keeps the daemon from doing too much.
+#[derive(Clone, Debug, Default, Serialize)]
+struct PolicyConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold_down_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    soft_withdrawals_per_minute: Option<u32>,
 }
 
 /// Who may declare itself a worker.
@@ -78,7 +88,8 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
-    health: HealthConfig,
+    /// How it is asked how it is.
+    pub health: HealthConfig,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -90,10 +101,15 @@ enum Find {
     Pid(u32),
 }
 
+/// How a worker is asked how it is.
 #[derive(Clone, Debug, Serialize)]
-struct HealthConfig {
+pub struct HealthConfig {
+    #[serde(skip_serializing_if = "String::is_empty")]
     grpc: String,
     check_interval_ms: u64,
+    /// How long it does not answer before it is hung, ms, where not as is usual.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang_window_ms: Option<u64>,
 }
 
 impl DaemonConfig {
@@ -105,6 +121,7 @@ impl DaemonConfig {
             nats: NatsConfig { url: nats_url.to_owned() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            policy: PolicyConfig::default(),
             declare: None,
             worker: Vec::new(),
         }
@@ -114,6 +131,20 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// How long a worker that keeps failing stays unlisted at the first time.
+    #[must_use]
+    pub const fn with_hold_down_ms(mut self, millis: u64) -> Self {
+        self.policy.hold_down_ms = Some(millis);
+        self
+    }
+
+    /// How many withdrawals a minute there may be without process evidence.
+    #[must_use]
+    pub const fn with_soft_withdrawals(mut self, per_minute: u32) -> Self {
+        self.policy.soft_withdrawals_per_minute = Some(per_minute);
         self
     }
 
@@ -154,6 +185,24 @@ impl DaemonConfig {
         self
     }
 
+    /// Adds a worker without a health service: it serves while it listens on this port.
+    #[must_use]
+    pub fn with_listener(mut self, name: &str, declared: &str, port: u16) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Env(declared.to_owned()),
+            writer: "daemon",
+            endpoint: format!("http://127.0.0.1:{port}"),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
+        });
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(mut self, engine: &Engine) -> Self {
@@ -168,7 +217,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
-            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
+            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
         });
         self
     }

@@ -24,5 +24,6 @@ pub mod ready;
 pub mod reference;
 pub mod router;
 pub mod user;
+pub mod wire;
 
 pub use error::HarnessError;

@@ -4,10 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tokio::process::Command;
 
 use crate::HarnessError;
 use crate::binaries;
+use crate::matrix;
 use crate::process::{GIVE_UP, Process};
 
 /// A running nats-server; it can be stopped and started again with what it had stored.
@@ -46,8 +48,24 @@ impl Nats {
         async_nats::connect(self.url()).await.map_err(|error| HarnessError::Nats(error.into()))
     }
 
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sends it a signal, if it runs.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.process {
+            process.identity.signal(signal);
+            if signal == Signal::SIGSTOP {
+                matrix::count("nats-server killed or stopped", 1);
+            }
+        }
+    }
+
     /// Kills it, as a crash would.
     pub fn stop(&mut self) {
+        matrix::count("nats-server killed or stopped", 1);
         self.process = None;
     }
 

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use lastgasp_protocol::Incarnation;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
@@ -11,7 +13,7 @@ use crate::HarnessError;
 use crate::binaries;
 use crate::client::LiveStream;
 use crate::model::Endpoint;
-use crate::process::Process;
+use crate::process::{GIVE_UP, Process};
 
 /// A running router.
 #[derive(Debug)]
@@ -20,6 +22,19 @@ pub struct Router {
     pub process: Process,
     /// Where it serves.
     pub address: SocketAddr,
+}
+
+/// One worker as a router knows it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct View {
+    /// Node and name.
+    pub worker: String,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// New work may go there.
+    pub takes_work: bool,
 }
 
 #[derive(Deserialize)]
@@ -35,6 +50,7 @@ impl Router {
     /// It is not built, or ends before it is ready.
     pub async fn start(name: &str, nats_url: &str, migration_limit: u32, folder: &Path) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
+        let _ = std::fs::remove_file(&ready_file);
         let mut command = Command::new(binaries::find("lastgasp-router")?);
         command.args(["--nats", nats_url, "--listen", "127.0.0.1:0", "--name", name]);
         command.args(["--migration-limit", &migration_limit.to_string()]);
@@ -51,6 +67,37 @@ impl Router {
     /// The router does not answer.
     pub async fn stream(&self, endpoint: Endpoint, body: &Value) -> Result<LiveStream, HarnessError> {
         LiveStream::open(self.address, endpoint, body).await
+    }
+
+    /// What it knows of its workers.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer.
+    pub async fn workers(&self) -> Result<Vec<View>, HarnessError> {
+        let response = reqwest::get(format!("http://{}/workers", self.address)).await;
+        response.map_err(HarnessError::http)?.json().await.map_err(HarnessError::http)
+    }
+
+    /// Waits until exactly these workers, as `node/worker` and in order, may have new work.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer, or knows others for [`GIVE_UP`].
+    pub async fn offers(&self, expected: &[(&str, &Incarnation)]) -> Result<(), HarnessError> {
+        let deadline = Instant::now() + GIVE_UP;
+        loop {
+            let view = self.workers().await?;
+            let working = view.iter().filter(|view| view.takes_work).map(|view| (&*view.worker, &view.incarnation));
+            if working.eq(expected.iter().copied()) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let log = self.process.log_tail();
+                return Err(HarnessError::GaveUp(format!("{expected:#?} instead of {view:#?}; it said:\n{log}")));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// What `/metrics` says.

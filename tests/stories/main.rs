@@ -9,11 +9,18 @@ mod scene;
 
 mod another_program;
 mod api_server_killed_while_core_lives;
+mod crowd;
+mod daemon_comes_early;
+mod daemon_killed_at_every_effect;
 mod daemon_restarts;
 mod daemon_stops;
 mod daemon_without_ebpf;
+mod daemon_without_room;
 mod declared_worker;
 mod engine_core_killed;
+mod history;
+mod many_restarts;
+mod many_workers;
 mod nats_down_at_the_death;
 mod on_lost;
 mod restart_with_late_evidence;

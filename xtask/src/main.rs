@@ -7,6 +7,7 @@
 
 mod build_ebpf;
 mod demo;
+mod faults;
 mod nats_server;
 mod test;
 mod test_kernels;
@@ -22,6 +23,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Faults(faults::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Faults(arguments) => faults::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

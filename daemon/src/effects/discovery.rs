@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::core::WorkerId;
+use crate::fault;
 
 /// How long a record or tombstone outlives its node, if the node never returns.
 pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -117,6 +118,8 @@ struct Task {
 struct Known {
     revision: u64,
     record: Bytes,
+    /// It is a tombstone.
+    ended: bool,
 }
 
 /// What became of one try.
@@ -158,6 +161,10 @@ impl Task {
                     changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
                 }
             };
+            // The bucket was waited for, and so was something else, perhaps at the same moment.
+            if self.wanted.has_changed().map_err(drop)? {
+                return Ok(());
+            }
             match self.once(&bucket, wanted).await {
                 Tried::Done => return Ok(()),
                 Tried::Again => {}
@@ -209,9 +216,10 @@ impl Task {
         let payload = Bytes::from(record.to_json());
         let written = bucket.put(&self.key, payload.clone(), expect, RECORD_TTL).await;
         if written.is_ok() {
+            fault::point("record listed");
             self.written = Some(record.incarnation.clone());
         }
-        self.settle(written, payload, |revision| Outcome::Listed {
+        self.settle(written, payload, false, |revision| Outcome::Listed {
             incarnation: record.incarnation,
             epoch: record.epoch,
             revision,
@@ -222,6 +230,10 @@ impl Task {
     async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation) -> Tried {
         let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
+            Some(known) if known.ended => {
+                let _ = self.outcomes.send((self.worker, withdrawn(None)));
+                return Tried::Done;
+            }
             Some(known) => (known.revision, known.record.clone()),
             None => match bucket.read(&self.key).await {
                 Err(error) => return later(&error),
@@ -239,18 +251,22 @@ impl Task {
             },
         };
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
-        self.settle(written, ended, |revision| withdrawn(Some(revision)))
+        if written.is_ok() {
+            fault::point("record withdrawn");
+        }
+        self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
 
     fn settle(
         &mut self,
         written: Result<u64, WriteError>,
         record: Bytes,
+        ended: bool,
         outcome: impl FnOnce(u64) -> Outcome,
     ) -> Tried {
         match written {
             Ok(revision) => {
-                self.known = Some(Known { revision, record });
+                self.known = Some(Known { revision, record, ended });
                 self.last_write = Instant::now();
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done

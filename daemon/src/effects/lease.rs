@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::core::ProcessId;
+use crate::fault;
 use crate::sensors::proc;
 
 /// What became of the lease.
@@ -57,7 +58,9 @@ pub async fn keep(
         };
         let event = match written {
             Ok(written) => {
-                revision = Some(written);
+                if revision.replace(written).is_none() {
+                    fault::point("lease taken");
+                }
                 LeaseEvent::Held
             }
             Err(Verdict::Wait(why)) => {

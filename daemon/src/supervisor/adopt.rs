@@ -13,16 +13,26 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
-use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
+use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 
-use crate::core::{Effect, Evidence, Kind, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::RECORD_TTL;
 use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
+
+/// What an earlier daemon left.
+pub(super) struct Inherited {
+    /// Records that stand, with their revisions.
+    records: Vec<(WorkerRecord, u64)>,
+    /// Records that it has withdrawn.
+    ended: Vec<WorkerRecord>,
+    /// Where all of that is.
+    bucket: Bucket,
+}
 
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
@@ -44,23 +54,34 @@ impl Supervisor {
         }
     }
 
-    /// Records that an earlier daemon left, once it is known which processes there are.
-    pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
+    /// What an earlier daemon left, once it is known which processes there are. Only then may
+    /// anything be written over it.
+    pub(super) fn inherit(&mut self, inherited: Inherited) {
         if self.ready.is_some() {
-            self.inherited.extend(records);
+            self.inherited = Some(inherited);
             return;
+        }
+        let Inherited { records, ended, bucket } = inherited;
+        for record in ended {
+            // It was withdrawn, and its root lives on: what was missing then is not to be listed now.
+            let Some(worker) = self.workers.named(&record.worker) else { continue };
+            let same = self.workers[worker].incarnation == record.incarnation.as_str();
+            if let Some(root) = self.processes.root(worker).filter(|_| same && !self.is_over(worker)) {
+                self.miss(worker, root, &record.processes);
+            }
         }
         for (record, revision) in records {
             match self.workers.named(&record.worker) {
                 Some(worker) => self.inherit_record(worker, record, revision),
                 // It is not configured any more, and nobody else would ever renew or end it.
-                None => self.delete_unconfigured(&record, revision),
+                None => self.delete_unconfigured(&bucket, &record, revision),
             }
         }
+        self.registrars.send_replace(Some(bucket));
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, processes, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
@@ -82,6 +103,11 @@ impl Supervisor {
             }
             // It has served: a hang is a hang, not a long start.
             self.start_health(worker, root, true);
+            self.miss(worker, root, &processes);
+            return;
+        }
+        if slot.told.as_ref() == Some(&(incarnation.clone(), epoch)) {
+            // It ended under our eyes, before it was known that it had been listed.
             return;
         }
         tracing::warn!(worker = %record.worker, %incarnation, epoch, "it ended while no daemon was watching");
@@ -103,12 +129,37 @@ impl Supervisor {
         self.deaths.over(worker, &cause, now);
     }
 
-    fn delete_unconfigured(&self, record: &WorkerRecord, revision: u64) {
+    /// The root lives on; critical processes below it may have ended while nobody watched.
+    fn miss(&mut self, worker: WorkerId, root: ProcessId, processes: &[RecordedProcess]) {
+        let now = proc::monotonic_now();
+        let mut missed = Vec::new();
+        for RecordedProcess { pid, start_ticks, title } in processes {
+            let id = ProcessId { tgid: *pid, start_ticks: *start_ticks };
+            if !proc::is_alive(id) {
+                tracing::warn!(worker = %self.name(worker), tgid = pid, title, "it ended while no daemon was watching");
+                let process = Process { tgid: *pid, title: title.as_str().into(), root: false };
+                let kind = Kind::ProcessGone { process, exit: Exit::Unknown };
+                self.evidence(Evidence { worker, root, kind, at: now });
+                missed.push(title.as_str());
+            }
+        }
+        // The root may have started another in its place.
+        let tree = self.processes.tree(worker).into_iter();
+        let there: Vec<_> = tree
+            .filter(|tracked| tracked.critical && tracked.id != root && missed.contains(&tracked.title.as_ref()))
+            .filter_map(|tracked| self.processes.critical_seen(tracked.id, now))
+            .collect();
+        for evidence in there {
+            self.evidence(evidence);
+        }
+    }
+
+    fn delete_unconfigured(&self, bucket: &Bucket, record: &WorkerRecord, revision: u64) {
         tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
-        let bucket = self.bucket.borrow().clone();
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
-        if let Some(bucket) = bucket.filter(|_| self.config.mode == crate::config::Mode::Enforce) {
+        if self.config.mode == crate::config::Mode::Enforce {
+            let bucket = bucket.clone();
             tokio::spawn(async move {
                 // If it has changed meanwhile, somebody does care for it.
                 let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
@@ -161,7 +212,7 @@ pub(super) async fn follow_own_records(
 ) {
     let filter = format!("{}.*", node.token());
     let mut pause = Duration::from_millis(100);
-    let mut inherited = Some(Vec::new());
+    let mut inherited = Some((Vec::new(), Vec::new()));
     loop {
         let Ok(open) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
         let Some(open) = open else { return };
@@ -171,13 +222,24 @@ pub(super) async fn follow_own_records(
                 let entry = match change {
                     Change::Entry(entry) => entry,
                     Change::Listed => {
-                        if inherited.take().is_some_and(|records| messages.send(Message::Inherited(records)).is_err()) {
-                            return;
+                        if let Some((records, ended)) = inherited.take() {
+                            let inherited = Inherited { records, ended, bucket: open.clone() };
+                            if messages.send(Message::Inherited(inherited)).is_err() {
+                                return;
+                            }
                         }
                         continue;
                     }
                 };
-                let Value::Put(value) = &entry.value else { continue };
+                let Value::Put(value) = &entry.value else {
+                    // A tombstone of ours holds the record that it ended.
+                    if let (Some((_, ended)), Ok(record)) =
+                        (&mut inherited, WorkerRecord::parse(&entry.key, &entry.payload))
+                    {
+                        ended.push(record);
+                    }
+                    continue;
+                };
                 match WorkerRecord::parse(&entry.key, value) {
                     Ok(mut record) if record.writer == Writer::Worker => {
                         // The server's clock, not the writer's word.
@@ -187,8 +249,8 @@ pub(super) async fn follow_own_records(
                         }
                     }
                     Ok(record) => {
-                        if let Some(inherited) = &mut inherited {
-                            inherited.push((record, entry.revision));
+                        if let Some((records, _)) = &mut inherited {
+                            records.push((record, entry.revision));
                         }
                     }
                     Err(error) => {

@@ -1,8 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
 use lastgasp_protocol::{
-    Action, Cause, Container, Incarnation, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState,
-    Writer,
+    Action, Cause, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA, WorkerRecord,
+    WorkerRef, WorkerState, Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -10,6 +10,7 @@ use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
 use crate::effects::deaths::{Deaths, MomentKind};
 use crate::effects::discovery::{Desired, Outcome};
 use crate::effects::signals::Answered;
+use crate::fault;
 use crate::losses::Loss;
 use crate::sensors::proc;
 
@@ -44,10 +45,12 @@ impl Supervisor {
                     let Listing { worker, incarnation, epoch: _ } = listing;
                     self.workers[worker].withdrawing = true;
                     self.workers[worker].registrar.want(Desired::Absent { incarnation });
+                    fault::point("withdrawal decided");
                 }
                 Effect::List { .. } | Effect::Withdraw(_) => {}
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
+                        self.workers[listing.worker].told = Some((listing.incarnation.clone(), listing.epoch));
                         self.workers[listing.worker].ending = Some((cause.clone(), evidence_at));
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
@@ -59,7 +62,10 @@ impl Supervisor {
                 }
                 Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
                 Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
-                told @ (Effect::Changed { .. } | Effect::Refined { .. } | Effect::Held { .. }) => {
+                told @ (Effect::Changed { .. }
+                | Effect::Refined { .. }
+                | Effect::Held { .. }
+                | Effect::HeldDown { .. }) => {
                     self.untold.push((told, proc::monotonic_now()));
                 }
             }
@@ -80,6 +86,12 @@ impl Supervisor {
             match effect {
                 Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
                 Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
+                Effect::HeldDown { worker, losses, until } => {
+                    let (name, seconds) = (self.name(worker), until.since(at).as_secs());
+                    tracing::warn!(worker = %name, losses, seconds, "held down: it is listed later");
+                    self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
+                    self.metrics.notices.with_label_values(&["held_down"]).inc();
+                }
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
                     tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
@@ -236,7 +248,21 @@ impl Supervisor {
             endpoint: config.endpoint.clone(),
             registered_at: None,
             labels: config.labels.clone(),
+            processes: self.recorded_processes(listing.worker),
         }
+    }
+
+    /// The critical processes below the root, for the daemon that takes over from this one.
+    fn recorded_processes(&self, worker: WorkerId) -> Vec<RecordedProcess> {
+        let tree = self.processes.tree(worker).into_iter();
+        tree.filter(|tracked| tracked.critical && !tracked.exit_seen && tracked.id != tracked.root)
+            .take(lastgasp_protocol::MAX_PROCESSES)
+            .map(|tracked| RecordedProcess {
+                pid: tracked.id.tgid,
+                start_ticks: tracked.id.start_ticks,
+                title: tracked.title.to_string(),
+            })
+            .collect()
     }
 
     /// A registrar did something, or could not.

@@ -8,7 +8,6 @@ use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{Certificate, Container, Name};
 
 use crate::core::{Nanos, ProcessId, State};
-use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::losses::Loss;
@@ -118,9 +117,10 @@ impl Supervisor {
                     engine: config.engine.clone(),
                     state: self.core.state(worker).unwrap_or(State::Starting).as_str().to_owned(),
                     since: slot.since.to_string(),
-                    reason: match root {
-                        None if slot.reason.is_empty() => "no process found yet".to_owned(),
-                        Some(_) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
+                    reason: match (root, self.core.held_back(worker)) {
+                        (_, Some(held)) => format!("withdrawal held back ({}): {}", held.reason.as_str(), held.cause),
+                        (None, _) if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        (Some(_), _) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
                         _ => slot.reason.clone(),
                     },
                     incarnation: slot.incarnation.clone(),
@@ -185,16 +185,8 @@ impl Supervisor {
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
             self.tell("certificate", worker.as_str(), summary, Some(json));
-            let context = self.context.borrow().clone();
-            if certificate.observed_only {
-                continue;
-            }
-            match context {
-                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
-                None => {
-                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
-                    self.metrics.lose(Loss::Certificate, 1);
-                }
+            if !certificate.observed_only {
+                self.archive.keep(&certificate);
             }
         }
         self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
@@ -202,6 +194,7 @@ impl Supervisor {
 
     /// Events that the kernel could not hand over, by kind.
     pub(super) fn count_losses(&mut self) {
+        self.metrics.lose(Loss::Log, crate::log::take_lost());
         let Some(probes) = self.probes.as_ref() else { return };
         let Ok(dropped) = probes.dropped() else { return };
         for (kind, total) in dropped {

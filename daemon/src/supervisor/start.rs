@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
-use crate::effects::deaths::Deaths;
+use crate::effects::deaths::{Archive, Deaths};
 use crate::effects::discovery::Registrar;
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
@@ -87,6 +88,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
 pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
+    raise_open_files();
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -102,6 +104,17 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
+}
+
+/// A worker takes several descriptors: its health, its critical processes. The usual soft limit of 1024
+/// is for programs that use select(2) (systemd.exec(5), LimitNOFILE=); the hard one is ours to use.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+    }
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
@@ -164,7 +177,8 @@ async fn main(
     });
 
     let (client, link) = nats::connect(&config.nats, &config.node).await?;
-    let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
+    let (workers_bucket, workers_opened) = watch::channel(None);
+    let (registrars, registrars_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
     let (context_tx, context) = watch::channel(None);
     let (routers_tx, routers) = watch::channel(HashSet::new());
@@ -195,7 +209,7 @@ async fn main(
             }
         });
     }
-    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
+    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened, messages.clone()));
     let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
@@ -229,9 +243,10 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
-        context,
-        bucket: workers_opened,
-        inherited: Vec::new(),
+        archive: Archive::new(context, metrics.clone()),
+        bucket: registrars_opened,
+        inherited: None,
+        registrars,
         link,
         lease: LeaseEvent::Waiting("not connected yet".to_owned()),
         routers,
@@ -243,6 +258,7 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        without_pidfd: Vec::new(),
         scanning: false,
         rescan: false,
         ticks: 0,
@@ -325,6 +341,7 @@ impl Supervisor {
             listed: false,
             incarnation: String::new(),
             evidence: None,
+            told: None,
             ending: None,
             reason: String::new(),
             since: jiff::Timestamp::now(),

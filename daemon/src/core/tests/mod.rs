@@ -3,6 +3,7 @@
 mod cases;
 mod edges;
 mod kernel;
+mod limits;
 mod properties;
 
 use std::time::Duration;
