@@ -99,6 +99,10 @@ pub struct WorkerRecord {
     /// the one that takes over from it, which must know what to miss. Nobody else needs it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<RecordedProcess>,
+    /// Somebody has taken this life out of service, and why. It goes with `draining`; in a
+    /// tombstone it says that this life is not listed again until somebody takes that back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commanded: Option<String>,
 }
 
 /// A process whose end is that of its worker.
@@ -135,6 +139,7 @@ impl WorkerRecord {
             registered_at: _,
             labels,
             processes,
+            commanded,
         } = &record;
         let own = crate::worker_key(node, worker);
         if own != key {
@@ -142,6 +147,7 @@ impl WorkerRecord {
         }
         bounds::at_most("engine", engine.len(), bounds::MAX_TEXT)?;
         bounds::at_most("endpoint", endpoint.len(), bounds::MAX_TEXT)?;
+        bounds::at_most("commanded", commanded.as_ref().map_or(0, String::len), bounds::MAX_TEXT)?;
         bounds::at_most("models", models.len(), bounds::MAX_MODELS)?;
         for model in models {
             bounds::at_most("models", model.len(), bounds::MAX_TEXT)?;

@@ -21,6 +21,8 @@ pub struct DaemonConfig {
     pub node: String,
     /// `enforce` or `observe`.
     pub mode: &'static str,
+    /// `normal` or `realtime`.
+    pub priority: &'static str,
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
@@ -28,6 +30,9 @@ pub struct DaemonConfig {
     declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// Further arguments of `lastgasp run`.
+    #[serde(skip)]
+    arguments: Vec<String>,
 }
 
 /// What keeps the daemon from doing too much.
@@ -46,11 +51,18 @@ struct DeclareConfig {
     uids: Vec<u32>,
     on_lost: &'static str,
     reap_grace_ms: u64,
+    scan_interval_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -65,7 +77,7 @@ struct EbpfConfig {
 #[derive(Clone, Debug, Serialize)]
 struct StatusConfig {
     socket: PathBuf,
-    listen: &'static str,
+    listen: String,
 }
 
 /// One worker of the configuration.
@@ -88,6 +100,9 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
+    /// What becomes of its connections then.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub sever: toml::Table,
     /// How it is asked how it is.
     pub health: HealthConfig,
 }
@@ -118,12 +133,14 @@ impl DaemonConfig {
         Self {
             node: node.to_owned(),
             mode: "enforce",
-            nats: NatsConfig { url: nats_url.to_owned() },
+            priority: "normal",
+            nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
             policy: PolicyConfig::default(),
             declare: None,
             worker: Vec::new(),
+            arguments: Vec::new(),
         }
     }
 
@@ -141,10 +158,25 @@ impl DaemonConfig {
         self
     }
 
-    /// How many withdrawals a minute there may be without process evidence.
+    /// As the sidecar of a pod, that waits so long for its engine.
     #[must_use]
-    pub const fn with_soft_withdrawals(mut self, per_minute: u32) -> Self {
-        self.policy.soft_withdrawals_per_minute = Some(per_minute);
+    pub fn beside(mut self, pod: &str, startup_deadline_s: u32) -> Self {
+        let deadline = startup_deadline_s.to_string();
+        self.arguments = ["--sidecar", "--pod", pod, "--startup-deadline", &deadline].map(str::to_owned).into();
+        self
+    }
+
+    /// With so many replicas of each bucket.
+    #[must_use]
+    pub const fn with_replicas(mut self, replicas: usize) -> Self {
+        self.nats.replicas = Some(replicas);
+        self
+    }
+
+    /// Logs in to NATS as this user, with the password in this file.
+    #[must_use]
+    pub fn with_login(mut self, user: &'static str, password_file: &Path) -> Self {
+        (self.nats.user, self.nats.password_file) = (Some(user), Some(password_file.to_owned()));
         self
     }
 
@@ -152,6 +184,13 @@ impl DaemonConfig {
     #[must_use]
     pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
         self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// With its HTTP address here.
+    #[must_use]
+    pub fn listening(mut self, address: std::net::SocketAddr) -> Self {
+        self.status.listen = address.to_string();
         self
     }
 
@@ -181,7 +220,22 @@ impl DaemonConfig {
     /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
     #[must_use]
     pub fn declared_by(mut self, uid: u32) -> Self {
-        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self.declare = Some(DeclareConfig {
+            enabled: true,
+            uids: vec![uid],
+            on_lost: "reap",
+            reap_grace_ms: 0,
+            scan_interval_ms: 1000,
+        });
+        self
+    }
+
+    /// After the first look at all processes for declarations, the next one comes in an hour.
+    #[must_use]
+    pub const fn without_scans(mut self) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.scan_interval_ms = 3_600_000;
+        }
         self
     }
 
@@ -198,6 +252,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
+            sever: toml::Table::new(),
             health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
         });
         self
@@ -217,6 +272,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
+            sever: toml::Table::new(),
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
         });
         self
@@ -273,10 +329,21 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", config.node));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]);
+        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
+    }
+
+    /// What a command says to this daemon, as `["drain", "alpha"]`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn tell(&self, arguments: &[&str]) -> Result<Said, HarnessError> {
+        let mut command = Command::new(binaries::find("lastgasp")?);
+        command.args(arguments).arg("--socket").arg(&self.ready.socket);
+        Said::by(command).await
     }
 
     /// What `lastgasp status --json` says.
@@ -311,6 +378,36 @@ impl Daemon {
     /// None comes within [`GIVE_UP`].
     pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
         self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// Waits until this fault of NATS is told in status, with what to do about it, and in metrics.
+    /// Returns what is said of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not told for a long time.
+    pub async fn trouble(&self, fault: &str) -> Result<Value, HarnessError> {
+        let of = |status: &Value| {
+            let degraded = status["degraded"].as_array().into_iter().flatten();
+            let start = format!("{fault}: ");
+            degraded.clone().find(|one| one["reason"].as_str().is_some_and(|it| it.starts_with(&start))).cloned()
+        };
+        let status = self.status_when(fault, |status| of(status).is_some()).await?;
+        self.counts(&format!("lastgasp_nats_faults{{fault=\"{fault}\"}}"), 1.0).await?;
+        Ok(of(&status).expect("it was waited for"))
+    }
+
+    /// Waits until nothing is wrong with NATS.
+    ///
+    /// # Errors
+    ///
+    /// Something is, for a long time.
+    pub async fn no_trouble(&self) -> Result<(), HarnessError> {
+        let nats = |one: &Value| one["what"].as_str().is_some_and(|what| what.starts_with("nats "));
+        let well = |status: &Value| {
+            status["nats"] == "connected" && !status["degraded"].as_array().into_iter().flatten().any(nats)
+        };
+        self.status_when("no trouble with NATS", well).await.map(drop)
     }
 
     /// The first line that a command of the daemon's prints and `wanted` holds for.
@@ -376,5 +473,39 @@ impl Daemon {
     pub async fn metrics(&self) -> Result<String, HarnessError> {
         let response = reqwest::get(format!("http://{}/metrics", self.ready.metrics)).await;
         response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
+    }
+}
+
+/// What a command line has said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Said {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn by(mut command: Command) -> Result<Self, HarnessError> {
+        let output = command.stdin(Stdio::null()).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: "lastgasp".into(), source })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) })
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn json(&self) -> Result<Value, HarnessError> {
+        serde_json::from_str(&self.out).map_err(|error| HarnessError::GaveUp(format!("{error}: {self:?}")))
     }
 }

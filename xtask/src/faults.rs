@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use serde::Deserialize;
@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
     /// As `cargo xtask test --long`.
     #[arg(long)]
     long: bool,
+    /// Run nothing: write the page from what an earlier run has left in this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "long")]
+    from: Option<PathBuf>,
 }
 
 /// What the stories append: a row, or a count.
@@ -48,6 +51,18 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let lines = match &arguments.from {
+        Some(lines) => lines.clone(),
+        None => run_stories(arguments.long)?,
+    };
+    let document = tools::workspace().join("docs/faults.md");
+    std::fs::write(&document, render(&read(&lines)?))?;
+    println!("{} is written", document.display());
+    Ok(())
+}
+
+/// Runs them, and says where their lines are.
+fn run_stories(long: bool) -> Result<PathBuf, Box<dyn std::error::Error>> {
     if !tools::is_root() {
         return Err("the stories need root".into());
     }
@@ -61,7 +76,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut suites: Vec<_> = SUITES.map(|suite| cargo(&["test", "-p", "lastgasp-tests", "--test", suite])).into();
     for suite in &mut suites {
         suite.env(nats_server::ENVIRONMENT, &nats).env("LASTGASP_MATRIX", &lines);
-        if arguments.long {
+        if long {
             suite.env(crate::test::LONG, "1");
         }
     }
@@ -72,10 +87,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             return Err(format!("{} failed; docs/faults.md is as it was", tools::shown(command)).into());
         }
     }
-    let document = tools::workspace().join("docs/faults.md");
-    std::fs::write(&document, render(&read(&lines)?))?;
-    println!("{} is written", document.display());
-    Ok(())
+    Ok(lines)
 }
 
 fn cargo(arguments: &[&str]) -> Command {

@@ -4,6 +4,7 @@
 //! here, the part that depends on the kind of evidence in one table, [`ladder`].
 
 mod brake;
+mod command;
 mod effect;
 mod evidence;
 mod flapping;
@@ -13,15 +14,16 @@ mod worker;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use lastgasp_protocol::Incarnation;
+use lastgasp_protocol::{Cause, Incarnation};
 
 pub use brake::Held;
 use brake::{Brake, NodeBrake};
+pub use command::{Command, Refused};
 pub use effect::{Effect, HeldBack, Listing, State, Timer};
 pub use evidence::{
     Addressee, Direction, Evidence, Exit, GpuPolicy, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId,
 };
-use worker::Worker;
+use worker::{Life, Worker};
 pub use worker::{OnNotServing, WorkerPolicy};
 
 /// What is configured for the node as a whole.
@@ -101,6 +103,39 @@ impl Core {
         self.with_worker(worker, |worker, policy, brake, out| {
             worker.fire(timer, now, policy.hold_down, brake, out);
         })
+    }
+
+    /// Somebody asks for something. Whoever asks is believed: health and the limits on soft
+    /// withdrawals have no say in it.
+    ///
+    /// # Errors
+    /// What is asked for makes no sense where the worker stands; nothing is changed.
+    pub fn command(
+        &mut self,
+        worker: WorkerId,
+        command: Command,
+        cause: Cause,
+        now: Nanos,
+    ) -> Result<Vec<Effect>, Refused> {
+        let worker = self.workers.get_mut(&worker).ok_or(Refused::NoProcess)?;
+        let mut out = Vec::new();
+        worker.command(command, cause, now, &mut out)?;
+        Ok(out)
+    }
+
+    /// This life had been taken out of service before the daemon was started.
+    pub fn still_out_of_service(&mut self, worker: WorkerId, incarnation: &Incarnation, cause: Cause) -> Vec<Effect> {
+        let mut out = Vec::new();
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.still_out_of_service(incarnation, cause, &mut out);
+        }
+        out
+    }
+
+    /// Whether somebody has taken this worker's present life out of service.
+    #[must_use]
+    pub fn is_out_of_service(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).and_then(|worker| worker.life.as_ref()).is_some_and(Life::is_out_of_service)
     }
 
     /// Where a worker stands; `None` while no process was found.

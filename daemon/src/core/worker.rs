@@ -62,18 +62,20 @@ pub(super) struct Life {
     epoch: u64,
     pub(super) state: State,
     /// A record of this (incarnation, epoch) is wanted.
-    listed: bool,
-    cause: Option<Cause>,
+    pub(super) listed: bool,
+    pub(super) cause: Option<Cause>,
     /// SIGTERM was seen: whatever health says, it is not listed again by itself.
-    terminating: bool,
+    pub(super) terminating: bool,
     /// SIGTERM was sent to what supervises it, which may have kept it to itself.
-    dismissed: bool,
+    pub(super) dismissed: bool,
+    /// Somebody took it out of service: it is not listed again until that is taken back.
+    pub(super) out_of_service: bool,
     /// A verdict on other than process evidence that the node's brake holds back.
     pub(super) held: Option<Held>,
-    root_dead: bool,
-    dead: Vec<Dead>,
-    live: Option<bool>,
-    ready: Option<bool>,
+    pub(super) root_dead: bool,
+    pub(super) dead: Vec<Dead>,
+    pub(super) live: Option<bool>,
+    pub(super) ready: Option<bool>,
     listening: bool,
     refused: u32,
     pub(super) unanswered: u32,
@@ -95,7 +97,7 @@ const MAX_SENT: usize = 8;
 
 /// A critical process that is dead, or as good as dead.
 #[derive(Debug)]
-struct Dead {
+pub(super) struct Dead {
     process: Process,
     /// Seen to be gone, not only announced by a signal.
     confirmed: bool,
@@ -123,6 +125,15 @@ impl Life {
         });
     }
 
+    pub(super) fn is(&self, incarnation: &Incarnation) -> bool {
+        self.incarnation == *incarnation
+    }
+
+    /// Somebody has taken it out of service.
+    pub(super) const fn is_out_of_service(&self) -> bool {
+        self.out_of_service
+    }
+
     fn is_listed_state(&self) -> bool {
         matches!(self.state, State::Serving | State::Unready)
     }
@@ -134,6 +145,10 @@ impl Life {
 }
 
 impl Worker {
+    pub(super) const fn id(&self) -> WorkerId {
+        self.id
+    }
+
     pub(super) fn new(id: WorkerId, policy: WorkerPolicy) -> Self {
         Self { id, policy, life: None, flaps: Flaps::default() }
     }
@@ -171,6 +186,7 @@ impl Worker {
             cause: None,
             terminating: false,
             dismissed: false,
+            out_of_service: false,
             held: None,
             root_dead: false,
             dead: Vec::new(),
@@ -374,7 +390,7 @@ impl Worker {
             State::Draining => self.lost(cause, now, None, out),
             State::Left => {}
             State::Lost => {
-                if let Some(better) = life.cause.as_ref().and_then(|former| refine(former, &cause)) {
+                if let Some(better) = life.cause.as_ref().and_then(|former| ladder::refine(former, &cause)) {
                     life.cause = Some(better.clone());
                     out.push(Effect::Refined { worker: self.id, cause: better });
                 }
@@ -407,7 +423,7 @@ impl Worker {
     }
 
     /// Lost: the record goes, streams move, what cannot move ends visibly.
-    fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
+    pub(super) fn lost(&mut self, cause: Cause, now: Nanos, brake: Option<&mut dyn Brake>, out: &mut Vec<Effect>) {
         if let Some(reason) = brake.and_then(|brake| brake.admit_soft(now)) {
             // The evidence may come only once, so the verdict is kept.
             if let Some(life) = self.life.as_mut() {
@@ -450,7 +466,10 @@ impl Worker {
     }
 
     fn drain(&mut self, cause: Cause, now: Nanos, out: &mut Vec<Effect>) {
-        let window = self.policy.drain_window;
+        self.drain_for(self.policy.drain_window, cause, now, out);
+    }
+
+    pub(super) fn drain_for(&mut self, window: Duration, cause: Cause, now: Nanos, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, State::Draining);
         life.cause = Some(cause.clone());
@@ -462,7 +481,7 @@ impl Worker {
     }
 
     /// Serving or unready: the record says so.
-    fn relist(&mut self, to: State, cause: Option<Cause>, now: Nanos, out: &mut Vec<Effect>) {
+    pub(super) fn relist(&mut self, to: State, cause: Option<Cause>, now: Nanos, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, to);
         life.dismissed = false;
@@ -482,7 +501,7 @@ impl Worker {
     }
 
     /// Something good was heard. What it changes depends on where the life stands.
-    fn healthy(&mut self, now: Nanos, hold_down: Duration, out: &mut Vec<Effect>) {
+    pub(super) fn healthy(&mut self, now: Nanos, hold_down: Duration, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_ref() else { return };
         let heard =
             life.live == Some(true) || life.listening || (!self.policy.has_liveness && life.ready == Some(true));
@@ -491,7 +510,7 @@ impl Worker {
             && life.ready != Some(false)
             && life.dead.is_empty()
             && (life.refused, life.unanswered) == (0, 0);
-        if !content || life.root_dead {
+        if !content || life.root_dead || life.out_of_service {
             return;
         }
         match life.state {
@@ -561,10 +580,8 @@ impl Worker {
     fn handover(&mut self, now: Nanos, hold_down: Duration, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let cause = life.cause.clone().unwrap_or_else(|| Cause::of(CauseKind::Terminated));
-        if !life.terminating
-            && !life.dismissed
-            && let Some(reason) = brake.admit_soft(now)
-        {
+        let asked_for = life.terminating || life.dismissed || life.out_of_service;
+        if !asked_for && let Some(reason) = brake.admit_soft(now) {
             life.held = Some(Held { reason, cause: cause.clone() });
             out.push(Effect::Held { worker: self.id, reason, cause });
             out.push(Effect::Arm { worker: self.id, timer: Timer::DrainWindow, at: now.plus(RETRY_HELD) });
@@ -581,24 +598,4 @@ impl Worker {
             out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at });
         }
     }
-}
-
-/// The better of two causes of one death. The first evidence is often vague: a group exit shows
-/// every thread signal 9, whatever the first signal was, and an OOM kill looks like any SIGKILL.
-fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
-    if former.process.is_some() && former.process != later.process {
-        return None;
-    }
-    let rank = |cause: &Cause| match cause.kind {
-        CauseKind::OomKilled | CauseKind::Replaced | CauseKind::GpuFault => 3,
-        CauseKind::ProcessKilled | CauseKind::ProcessCrashed | CauseKind::ProcessExited => 2,
-        CauseKind::ProcessGone => 1,
-        _ => 0,
-    };
-    let better = match rank(later).cmp(&rank(former)) {
-        std::cmp::Ordering::Greater => true,
-        std::cmp::Ordering::Equal => former.signal != later.signal || former.kind != later.kind,
-        std::cmp::Ordering::Less => false,
-    };
-    better.then(|| Cause { sender: later.sender.clone().or_else(|| former.sender.clone()), ..later.clone() })
 }

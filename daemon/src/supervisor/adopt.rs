@@ -8,31 +8,45 @@
 //! A record that an earlier daemon left: either its life goes on, then it is taken over as it
 //! stands; or it ended while nobody watched, then it is withdrawn now.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::effects::discovery::RECORD_TTL;
+use crate::effects::discovery::{Present, RECORD_TTL};
+use crate::effects::nats::Link;
+use crate::effects::standing::Standing;
 use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
 
-/// What an earlier daemon left.
+/// What an earlier daemon left, and where.
 pub(super) struct Inherited {
-    /// Records that stand, with their revisions.
-    records: Vec<(WorkerRecord, u64)>,
-    /// Records that it has withdrawn.
-    ended: Vec<WorkerRecord>,
-    /// Where all of that is.
+    left: Left,
     bucket: Bucket,
 }
+
+/// The node's keys at the start of this daemon.
+#[derive(Default)]
+struct Left {
+    /// Records that stand, with their revisions.
+    records: Vec<(WorkerRecord, u64)>,
+    /// Records that were withdrawn.
+    ended: Vec<WorkerRecord>,
+}
+
+/// How often it is looked whether this node's records are still there: about as often as the node's
+/// lease is renewed. A stream that is purged says nothing to those who watch it.
+const LOOK: Duration = Duration::from_secs(2);
 
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
@@ -61,7 +75,7 @@ impl Supervisor {
             self.inherited = Some(inherited);
             return;
         }
-        let Inherited { records, ended, bucket } = inherited;
+        let Inherited { left: Left { records, ended }, bucket } = inherited;
         for record in ended {
             // It was withdrawn, and its root lives on: what was missing then is not to be listed now.
             let Some(worker) = self.workers.named(&record.worker) else { continue };
@@ -81,7 +95,7 @@ impl Supervisor {
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, processes, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, deadline, commanded, processes, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
@@ -93,8 +107,7 @@ impl Supervisor {
             let adopted = !effects.is_empty();
             self.carry_out(effects, now);
             if adopted && state == WorkerState::Draining {
-                let kind = Kind::Terminating { signal: libc::SIGTERM };
-                self.evidence(Evidence { worker, root, kind, at: now });
+                self.go_on_draining(worker, deadline, commanded);
             } else if adopted {
                 // Written once more, so that its TTL is renewed from now on and it says what holds now.
                 let listing = Listing { worker, incarnation, epoch };
@@ -190,7 +203,11 @@ impl Supervisor {
         }
         tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
+        let adopted = !effects.is_empty();
         self.carry_out(effects, proc::monotonic_now());
+        if adopted && record.commanded.is_some() {
+            self.go_on_draining(worker, record.deadline, record.commanded);
+        }
     }
 }
 
@@ -203,64 +220,111 @@ fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
     started.is_some_and(|started| stored >= started)
 }
 
-/// Follows this node's keys: tells once of what an earlier daemon has left, and always of records
-/// that workers have written.
-pub(super) async fn follow_own_records(
-    node: Name,
-    mut bucket: watch::Receiver<Option<Bucket>>,
-    messages: mpsc::UnboundedSender<Message>,
-) {
-    let filter = format!("{}.*", node.token());
-    let mut pause = Duration::from_millis(100);
-    let mut inherited = Some((Vec::new(), Vec::new()));
-    loop {
-        let Ok(open) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
-        let Some(open) = open else { return };
-        if let Ok(mut changes) = open.watch(&filter).await {
-            pause = Duration::from_millis(100);
-            while let Some(Ok(change)) = changes.next().await {
-                let entry = match change {
-                    Change::Entry(entry) => entry,
-                    Change::Listed => {
-                        if let Some((records, ended)) = inherited.take() {
-                            let inherited = Inherited { records, ended, bucket: open.clone() };
-                            if messages.send(Message::Inherited(inherited)).is_err() {
-                                return;
-                            }
-                        }
-                        continue;
-                    }
-                };
-                let Value::Put(value) = &entry.value else {
-                    // A tombstone of ours holds the record that it ended.
-                    if let (Some((_, ended)), Ok(record)) =
-                        (&mut inherited, WorkerRecord::parse(&entry.key, &entry.payload))
-                    {
-                        ended.push(record);
-                    }
-                    continue;
-                };
-                match WorkerRecord::parse(&entry.key, value) {
-                    Ok(mut record) if record.writer == Writer::Worker => {
-                        // The server's clock, not the writer's word.
-                        record.registered_at = Some(entry.stored_at);
-                        if messages.send(Message::Claimed(record)).is_err() {
-                            return;
-                        }
-                    }
-                    Ok(record) => {
-                        if let Some((records, _)) = &mut inherited {
-                            records.push((record, entry.revision));
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
-                        let _ = messages.send(Message::Lost(Loss::Record));
-                    }
+/// Follows this node's keys.
+pub(super) struct OwnRecords {
+    pub(super) node: Name,
+    pub(super) bucket: watch::Receiver<Option<Bucket>>,
+    pub(super) link: watch::Receiver<Link>,
+    pub(super) standing: Standing,
+    /// Where registrars learn what is there.
+    pub(super) present: watch::Sender<Arc<Present>>,
+    pub(super) messages: mpsc::UnboundedSender<Message>,
+}
+
+impl OwnRecords {
+    /// Tells once of what an earlier daemon has left, always of records that workers have written,
+    /// and after every look of what is there.
+    pub(super) async fn follow(mut self) {
+        const COST: &str = "workers that register themselves are not seen, and a wiped bucket is not noticed";
+        let mut inherited = Some(Left::default());
+        let mut attempts = 0;
+        loop {
+            let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
+            let Some(open) = open else { return };
+            if self.link.wait_for(|link| *link == Link::Connected).await.is_err() || self.messages.is_closed() {
+                return;
+            }
+            if let Err(error) = self.once(&open, &mut inherited, &mut attempts).await {
+                self.standing.bad("own records", Fault::of(&*error), error.to_string(), COST);
+                // A bucket that was deleted does not say so to those who watch it.
+                if let Err(error) = open.again().await {
+                    tracing::debug!(%error, "the bucket is not there and cannot be made");
                 }
             }
+            tokio::time::sleep(backoff(attempts)).await;
+            attempts += 1;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+
+    /// One listing and what follows it, until the connection is lost.
+    async fn once(
+        &mut self,
+        bucket: &Bucket,
+        inherited: &mut Option<Left>,
+        attempts: &mut u32,
+    ) -> Result<(), async_nats::Error> {
+        let filter = format!("{}.*", self.node.token());
+        let asked = Instant::now();
+        let mut changes = bucket.watch(&filter).await?;
+        let mut listing = Some(HashSet::new());
+        let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut link = self.link.clone();
+        loop {
+            tokio::select! {
+                change = changes.next() => match change {
+                    None => return Err("the watch ended".into()),
+                    Some(Err(error)) => return Err(error.into()),
+                    Some(Ok(Change::Entry(entry))) => {
+                        if let Some(keys) = &mut listing {
+                            keys.insert(entry.key.clone());
+                        }
+                        self.entry(&entry, inherited);
+                    }
+                    Some(Ok(Change::Listed)) => {
+                        *attempts = 0;
+                        self.standing.good("own records");
+                        if let Some(keys) = listing.take() {
+                            self.present.send_replace(Arc::new(Present { asked, keys }));
+                        }
+                        if let Some(left) = inherited.take() {
+                            let _ = self.messages.send(Message::Inherited(Inherited { left, bucket: bucket.clone() }));
+                        }
+                    }
+                },
+                _ = look.tick() => {
+                    let asked = Instant::now();
+                    let keys = bucket.keys(&filter).await?.into_iter().collect();
+                    self.present.send_replace(Arc::new(Present { asked, keys }));
+                }
+                lost = link.changed() => return lost.map_err(Into::into),
+            }
+        }
+    }
+
+    fn entry(&self, entry: &Entry, inherited: &mut Option<Left>) {
+        let Value::Put(value) = &entry.value else {
+            // A tombstone of ours holds the record that it ended.
+            if let (Some(left), Ok(record)) = (inherited, WorkerRecord::parse(&entry.key, &entry.payload)) {
+                left.ended.push(record);
+            }
+            return;
+        };
+        match WorkerRecord::parse(&entry.key, value) {
+            Ok(mut record) if record.writer == Writer::Worker => {
+                // The server's clock, not the writer's word.
+                record.registered_at = Some(entry.stored_at);
+                let _ = self.messages.send(Message::Claimed(record));
+            }
+            Ok(record) => {
+                if let Some(left) = inherited {
+                    left.records.push((record, entry.revision));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
+                let _ = self.messages.send(Message::Lost(Loss::Record));
+            }
+        }
     }
 }

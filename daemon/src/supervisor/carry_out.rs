@@ -1,8 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
 use lastgasp_protocol::{
-    Action, Cause, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA, WorkerRecord,
-    WorkerRef, WorkerState, Writer,
+    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA,
+    WorkerRecord, WorkerRef, WorkerState, Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -39,12 +39,15 @@ impl Supervisor {
                 Effect::List { listing, .. } if self.is_anothers(&listing) => {}
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
-                    self.workers[listing.worker].registrar.want(Desired::Listed { record, drain_for });
+                    let slot = &self.workers[listing.worker];
+                    let taken_back = slot.taken_back;
+                    slot.registrar.want(Desired::Listed { record, drain_for, taken_back });
                 }
                 Effect::Withdraw(listing) if changes => {
                     let Listing { worker, incarnation, epoch: _ } = listing;
                     self.workers[worker].withdrawing = true;
-                    self.workers[worker].registrar.want(Desired::Absent { incarnation });
+                    let commanded = self.commanded(worker);
+                    self.workers[worker].registrar.want(Desired::Absent { incarnation, commanded });
                     fault::point("withdrawal decided");
                 }
                 Effect::List { .. } | Effect::Withdraw(_) => {}
@@ -150,7 +153,13 @@ impl Supervisor {
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}
         }
-        self.plan_actions(worker, to, now);
+        // Who withdraws a worker by hand may want to look at its processes.
+        if !(to == State::Lost && cause.is_some_and(|cause| cause.kind == CauseKind::Commanded)) {
+            if to == State::Lost && from != State::Starting {
+                self.sever(worker);
+            }
+            self.plan_actions(worker, to, now);
+        }
     }
 
     /// Sends what this turn of the loop owes: one message per cause, naming every worker it took.
@@ -231,7 +240,8 @@ impl Supervisor {
     fn record(&self, listing: &Listing, state: WorkerState) -> WorkerRecord {
         let config = &self.workers[listing.worker].config;
         if let Some(claimed) = &self.workers[listing.worker].claimed {
-            return WorkerRecord { state, epoch: listing.epoch, ..claimed.clone() };
+            let commanded = self.commanded(listing.worker);
+            return WorkerRecord { state, epoch: listing.epoch, commanded, ..claimed.clone() };
         }
         WorkerRecord {
             schema: SCHEMA,
@@ -248,6 +258,7 @@ impl Supervisor {
             endpoint: config.endpoint.clone(),
             registered_at: None,
             labels: config.labels.clone(),
+            commanded: self.commanded(listing.worker),
             processes: self.recorded_processes(listing.worker),
         }
     }
@@ -272,10 +283,18 @@ impl Supervisor {
         }
         let now = proc::monotonic_now();
         let name = self.name(worker).clone();
+        self.publish_soon();
+        let record = format!("record {name}");
+        if !matches!(outcome, Outcome::Failed { .. }) {
+            self.standing.good(&record);
+        }
         let slot = &mut self.workers[worker];
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
                 (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = false;
+                }
                 slot.incarnation = incarnation.to_string();
                 self.core.resumed(worker, &incarnation, epoch);
                 tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
@@ -284,6 +303,9 @@ impl Supervisor {
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
                 slot.withdrawing = false;
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = true;
+                }
                 slot.revision = revision.unwrap_or(slot.revision);
                 let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
                 let cause = slot.ending.take();
@@ -297,8 +319,16 @@ impl Supervisor {
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
             }
-            Outcome::Failed { refused, error } => {
-                tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");
+            Outcome::OutOfService { incarnation, epoch, commanded } => {
+                self.still_out_of_service(worker, &incarnation, epoch, commanded);
+            }
+            Outcome::WasDraining { incarnation, epoch, deadline, commanded } => {
+                self.core.resumed(worker, &incarnation, epoch);
+                self.go_on_draining(worker, deadline, commanded);
+            }
+            Outcome::Failed { refused, fault, error } => {
+                let cost = "it is not listed, or not withdrawn, until another try succeeds";
+                self.standing.bad(&record, fault, error, cost);
                 self.metrics.notices.with_label_values(&["record_retried"]).inc();
                 if refused {
                     self.metrics.lose(Loss::RefusedRecord, 1);

@@ -7,13 +7,17 @@
 mod act;
 mod adopt;
 mod carry_out;
+mod command;
 mod declare;
 mod degraded;
+mod gpu;
 mod hints;
 mod report;
 mod scan;
+mod sidecar;
 mod slots;
 mod start;
+mod systemd;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,10 +33,11 @@ use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
 use crate::effects::deaths::{Archive, Deaths};
-use crate::effects::discovery::{Outcome, Registrar};
+use crate::effects::discovery::{Ledger, Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
+use crate::effects::standing::Standing;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -44,14 +49,18 @@ use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
+use crate::status::control::Request;
 
 use scan::Looked;
+pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
+/// How long after a change the status is published: what comes together is told together.
+const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -62,6 +71,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// The process whose connections are destroyed with the worker's own.
+    companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.
@@ -80,6 +91,10 @@ struct WorkerSlot {
     revision: u64,
     epoch: u64,
     listed: bool,
+    /// Why it was taken out of service, by whom, as its record says it.
+    commanded: String,
+    /// Its present life was taken out of service and into it again.
+    taken_back: bool,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// The life and the listing of it that routers were told to move from last.
@@ -106,6 +121,8 @@ enum Message {
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
     Kmsg(kmsg::Told),
+    /// It was looked who holds the GPU of a fault that names no process.
+    GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// What an earlier daemon left was read.
@@ -136,7 +153,8 @@ struct Supervisor {
     declarations: declare::Declarations,
     signals: Signals,
     archive: Archive,
-    bucket: watch::Receiver<Option<Bucket>>,
+    ledger: Ledger,
+    standing: Standing,
     /// What an earlier daemon left, until the first scan is over.
     inherited: Option<adopt::Inherited>,
     /// Lets the registrars begin.
@@ -157,6 +175,8 @@ struct Supervisor {
     noticed: Vec<Noticed>,
     /// Critical processes that have no pidfd.
     without_pidfd: Vec<ProcessId>,
+    /// When a change is to be seen in the status.
+    publish_at: Option<Instant>,
     scanning: bool,
     rescan: bool,
     ticks: u64,
@@ -169,6 +189,11 @@ struct Supervisor {
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
+    /// Set in the pod of one engine.
+    sidecar: Option<sidecar::Sidecar>,
+    /// Certificates on their way to the server.
+    publications: tokio::task::JoinSet<()>,
+    service_manager: systemd::ServiceManager,
 }
 
 /// What comes in from tasks that the supervisor started.
@@ -177,13 +202,13 @@ struct Inputs {
     health: mpsc::UnboundedReceiver<Evidence>,
     outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
+    commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
 }
 
 impl Supervisor {
     /// Runs until `shutdown` resolves, or somebody else turns out to hold this node's name.
-    async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        tokio::pin!(shutdown);
+    async fn run(mut self, mut inputs: Inputs, mut shutdown: start::Shutdown) -> Result<(), RunError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -198,17 +223,33 @@ impl Supervisor {
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
                 Some(answered) = inputs.answers.recv() => self.answered(&answered),
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
-                () = &mut shutdown => break,
+                () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
+                    self.publish_status();
+                }
+                signal = shutdown.asked() => {
+                    self.service_manager.stopping();
+                    if !self.leave() {
+                        tracing::info!("{signal}: ending; healthy workers stay listed");
+                        break;
+                    }
+                    tracing::info!("{signal}: ending when the engine has left");
+                }
             }
             self.send_outgoing();
             if !self.untold.is_empty() {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
+                self.publish_soon();
             }
             self.settle_certificates();
+            if let Some(end) = self.sidecar_end() {
+                self.publish_status();
+                return end;
+            }
         }
         self.publish_status();
         Ok(())
@@ -235,6 +276,7 @@ impl Supervisor {
         }
         // The buffer is kept, so that the next burst finds its room.
         self.noticed = noticed;
+        self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
@@ -261,6 +303,7 @@ impl Supervisor {
                 });
             }
             Noticed::Executed(id) => self.executed(id),
+            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
             Noticed::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
@@ -389,6 +432,7 @@ impl Supervisor {
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
+            Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
                     self.rechecked(worker, root, process, presence);
@@ -444,6 +488,7 @@ impl Supervisor {
 
     fn tick(&mut self) {
         self.ticks += 1;
+        self.service_manager.alive();
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
@@ -455,6 +500,7 @@ impl Supervisor {
         }
         self.retry_pidfds();
         self.prove_claims();
+        self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{Certificate, Container, Name};
+use tokio::time::Instant;
 
 use crate::core::{Nanos, ProcessId, State};
 use crate::effects::lease::LeaseEvent;
@@ -16,7 +17,7 @@ use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
 use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
-use super::Supervisor;
+use super::{SETTLE_STATUS, Supervisor};
 
 /// What is written once the sensors are attached and the first scan is over.
 pub(super) struct Ready {
@@ -25,10 +26,17 @@ pub(super) struct Ready {
 }
 
 impl Supervisor {
+    pub(super) fn publish_soon(&mut self) {
+        self.publish_at.get_or_insert_with(|| Instant::now() + SETTLE_STATUS);
+    }
+
     pub(super) fn publish_status(&mut self) {
+        self.publish_at = None;
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        let faults: Vec<_> = self.standing.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
+        self.metrics.set_nats_faults(&faults);
         self.metrics.set_sensor(self.sensor());
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {
@@ -170,6 +178,7 @@ impl Supervisor {
 
     /// Takes out certificates that are complete, keeps them on the server and tells of them.
     pub(super) fn settle_certificates(&mut self) {
+        while self.publications.try_join_next().is_some() {}
         if !self.deaths.is_settling() {
             return;
         }
@@ -184,9 +193,12 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+            self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
-            if !certificate.observed_only {
-                self.archive.keep(&certificate);
+            if !certificate.observed_only
+                && let Some(kept) = self.archive.keep(&certificate)
+            {
+                self.publications.spawn(kept);
             }
         }
         self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
@@ -229,6 +241,7 @@ impl Supervisor {
                 tracing::error!(%error, file = %file.display(), "ready file not written");
             }
         }
+        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));
         self.publish_status();
     }
 

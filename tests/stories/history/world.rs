@@ -14,8 +14,8 @@ use lastgasp_tests::matrix;
 use lastgasp_tests::model::Dialect;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::GIVE_UP;
+use lastgasp_tests::proxy::{Proxy, Weather};
 use lastgasp_tests::router::{Router, View};
-use lastgasp_tests::wire::Wire;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tokio::task::{JoinHandle, JoinSet};
@@ -30,14 +30,14 @@ const WORKERS: [(&str, usize, bool); 4] =
     [("alpha", 0, false), ("beta", 0, false), ("gamma", 1, false), ("delta", 1, true)];
 
 struct Node {
-    wire: Wire,
+    wire: Proxy,
     config: DaemonConfig,
     daemon: Option<Daemon>,
 }
 
 /// A router and its way to NATS.
 struct Gate {
-    wire: Wire,
+    wire: Proxy,
     router: Option<Router>,
 }
 
@@ -103,9 +103,8 @@ impl World {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned();
         let mut nodes = Vec::new();
         for name in NODES {
-            let wire = Wire::to(nats.address()).await.unwrap();
-            let url = format!("nats://{}", wire.address());
-            let config = DaemonConfig::new(name, &url, "required", path).with_hold_down_ms(100);
+            let wire = Proxy::start(nats.address()).await.unwrap();
+            let config = DaemonConfig::new(name, &wire.url(), "required", path).with_hold_down_ms(100);
             nodes.push(Node { wire, config, daemon: None });
         }
         let mut workers = Vec::new();
@@ -123,7 +122,7 @@ impl World {
         }
         let mut gates = Vec::new();
         for _ in ROUTERS {
-            gates.push(Gate { wire: Wire::to(nats.address()).await.unwrap(), router: None });
+            gates.push(Gate { wire: Proxy::start(nats.address()).await.unwrap(), router: None });
         }
         let watched = Arc::new(Mutex::new(Watched { routers: vec![None; ROUTERS.len()], ..Watched::default() }));
         let sampler = tokio::spawn(sample(Arc::clone(&watched)));
@@ -168,6 +167,7 @@ impl World {
                 registered_at: None,
                 labels: Default::default(),
                 processes: Vec::new(),
+                commanded: None,
             };
             register(&self.bucket, &record).await;
             incarnation
@@ -178,7 +178,7 @@ impl World {
     }
 
     async fn start_router(&mut self, number: usize) {
-        let url = format!("nats://{}", self.gates[number].wire.address());
+        let url = self.gates[number].wire.url();
         let router = Router::start(ROUTERS[number], &url, 3, self.folder.path()).await.unwrap();
         self.watched().routers[number] = Some(router.address);
         self.gates[number].router = Some(router);
@@ -225,8 +225,8 @@ impl World {
             Fault::FreezeRoot(worker) => self.hit(worker, false).engine.signal_root(Signal::SIGSTOP),
             Fault::KillDaemon(node) => self.end_daemon(node, Signal::SIGKILL).await,
             Fault::EndDaemon(node) => self.end_daemon(node, Signal::SIGTERM).await,
-            Fault::CutNode(node) => self.nodes[node].wire.cut(),
-            Fault::CutRouter(router) => self.gates[router].wire.cut(),
+            Fault::CutNode(node) => cut(&self.nodes[node].wire),
+            Fault::CutRouter(router) => cut(&self.gates[router].wire),
             Fault::KillRouter(router) => {
                 self.watched().routers[router] = None;
                 self.gates[router].router = None;
@@ -247,8 +247,8 @@ impl World {
                 let daemon = Daemon::start(&self.nodes[node].config, self.folder.path()).await.unwrap();
                 self.nodes[node].daemon = Some(daemon);
             }
-            Fault::CutNode(node) => self.nodes[node].wire.mend(),
-            Fault::CutRouter(router) => self.gates[router].wire.mend(),
+            Fault::CutNode(node) => self.nodes[node].wire.set(Weather::Fair),
+            Fault::CutRouter(router) => self.gates[router].wire.set(Weather::Fair),
             // It says that it is ready when it has listed the workers, so after NATS is back.
             Fault::KillRouter(_) => {}
             Fault::KillNats => self.nats.resume().await.unwrap(),
@@ -362,6 +362,12 @@ impl World {
         let removals = self.workers.iter().map(|worker| self.discovery.removals(worker.name)).sum();
         (self.lives().filter(|life| life.dead).count(), removals)
     }
+}
+
+/// Nothing passes any more, and neither end is told.
+fn cut(wire: &Proxy) {
+    matrix::count("partitions", 1);
+    wire.set(Weather::Still);
 }
 
 /// Writes a worker's own record, as the worker itself would at its start.

@@ -235,3 +235,17 @@ fn a_hang_that_was_held_back_is_doubted_again_before_it_is_withdrawn() {
     assert_eq!(clock.withdrawn.len(), 2);
     assert_eq!(clock.node.core.held_back(WorkerId(2)).map(|held| held.reason), Some(HeldBack::AboutUs));
 }
+
+/// A person who drains a node is not held back.
+#[test]
+fn a_handover_that_a_person_asked_for_does_not_count_against_the_limit() {
+    let mut clock = Clock::new(WORKERS, &policy());
+    for id in 0..WORKERS {
+        let cause = lastgasp_protocol::Cause::of(lastgasp_protocol::CauseKind::Terminated);
+        let now = clock.node.now;
+        let effects = clock.node.core.command(WorkerId(id), Command::Drain { window: None }, cause, now).unwrap();
+        clock.took(&effects);
+    }
+    clock.wait(WINDOW);
+    assert_eq!(clock.withdrawn.len(), WORKERS as usize);
+}

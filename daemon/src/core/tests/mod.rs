@@ -1,6 +1,7 @@
 //! The core alone: no runtime, no sockets, no clock.
 
 mod cases;
+mod command;
 mod edges;
 mod kernel;
 mod limits;
