@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
@@ -320,6 +320,12 @@ fn there_are(workers: &[String]) -> String {
     }
 }
 
+/// The whole command line, as clap describes it.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Does what the command line says.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     let cli = match Cli::try_parse_from(arguments) {
@@ -375,6 +381,7 @@ fn run(args: RunArgs) -> Result<(), CliError> {
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
+    let warnings = warnings.iter().map(ToString::to_string).collect();
     Ok(supervisor::run(config, RunOptions { ready_file, warnings, sidecar })?)
 }
 
@@ -478,8 +485,6 @@ fn examine(args: &DoctorArgs) -> Result<Verdict, CliError> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -37,6 +37,24 @@ pub enum CauseKind {
 }
 
 impl CauseKind {
+    /// All kinds.
+    pub const ALL: [Self; 14] = [
+        Self::ProcessKilled,
+        Self::ProcessCrashed,
+        Self::ProcessExited,
+        Self::OomKilled,
+        Self::ProcessGone,
+        Self::Replaced,
+        Self::GpuFault,
+        Self::ListenerClosed,
+        Self::ConnectionRefused,
+        Self::NotServing,
+        Self::NotReady,
+        Self::Hung,
+        Self::Terminated,
+        Self::Commanded,
+    ];
+
     /// The wire name, as in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

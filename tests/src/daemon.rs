@@ -21,6 +21,8 @@ pub struct DaemonConfig {
     pub node: String,
     /// `enforce` or `observe`.
     pub mode: &'static str,
+    /// `normal` or `realtime`.
+    pub priority: &'static str,
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
@@ -39,11 +41,18 @@ struct DeclareConfig {
     uids: Vec<u32>,
     on_lost: &'static str,
     reap_grace_ms: u64,
+    scan_interval_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -58,7 +67,7 @@ struct EbpfConfig {
 #[derive(Clone, Debug, Serialize)]
 struct StatusConfig {
     socket: PathBuf,
-    listen: &'static str,
+    listen: String,
 }
 
 /// One worker of the configuration.
@@ -108,9 +117,10 @@ impl DaemonConfig {
         Self {
             node: node.to_owned(),
             mode: "enforce",
-            nats: NatsConfig { url: nats_url.to_owned() },
+            priority: "normal",
+            nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            status: StatusConfig { socket: folder.join(format!("{}.sock", stem(node))), listen: "127.0.0.1:0".to_owned() },
             declare: None,
             worker: Vec::new(),
             arguments: Vec::new(),
@@ -132,10 +142,31 @@ impl DaemonConfig {
         self
     }
 
+    /// With so many replicas of each bucket.
+    #[must_use]
+    pub const fn with_replicas(mut self, replicas: usize) -> Self {
+        self.nats.replicas = Some(replicas);
+        self
+    }
+
+    /// Logs in to NATS as this user, with the password in this file.
+    #[must_use]
+    pub fn with_login(mut self, user: &'static str, password_file: &Path) -> Self {
+        (self.nats.user, self.nats.password_file) = (Some(user), Some(password_file.to_owned()));
+        self
+    }
+
     /// With a ring buffer of so many bytes.
     #[must_use]
     pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
         self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// With its HTTP address here.
+    #[must_use]
+    pub fn listening(mut self, address: std::net::SocketAddr) -> Self {
+        self.status.listen = address.to_string();
         self
     }
 
@@ -156,7 +187,7 @@ impl DaemonConfig {
     ///
     /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
-        let path = folder.join(format!("{}.toml", self.node));
+        let path = folder.join(format!("{}.toml", stem(&self.node)));
         let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
         std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
         Ok(path)
@@ -165,7 +196,22 @@ impl DaemonConfig {
     /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
     #[must_use]
     pub fn declared_by(mut self, uid: u32) -> Self {
-        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self.declare = Some(DeclareConfig {
+            enabled: true,
+            uids: vec![uid],
+            on_lost: "reap",
+            reap_grace_ms: 0,
+            scan_interval_ms: 1000,
+        });
+        self
+    }
+
+    /// After the first look at all processes for declarations, the next one comes in an hour.
+    #[must_use]
+    pub const fn without_scans(mut self) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.scan_interval_ms = 3_600_000;
+        }
         self
     }
 
@@ -188,6 +234,11 @@ impl DaemonConfig {
         });
         self
     }
+}
+
+/// A node's name as part of a file's; a sidecar's is `<node>/<pod>`.
+fn stem(node: &str) -> String {
+    node.replace('/', "-")
 }
 
 /// What the daemon says when its sensors are attached.
@@ -237,11 +288,11 @@ impl Daemon {
     /// As for [`Self::start`].
     pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
-        let ready_file = folder.join(format!("{}.ready.json", config.node));
+        let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
-        let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
+        let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
     }
@@ -289,6 +340,36 @@ impl Daemon {
     /// None comes within [`GIVE_UP`].
     pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
         self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// Waits until this fault of NATS is told in status, with what to do about it, and in metrics.
+    /// Returns what is said of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not told for a long time.
+    pub async fn trouble(&self, fault: &str) -> Result<Value, HarnessError> {
+        let of = |status: &Value| {
+            let degraded = status["degraded"].as_array().into_iter().flatten();
+            let start = format!("{fault}: ");
+            degraded.clone().find(|one| one["reason"].as_str().is_some_and(|it| it.starts_with(&start))).cloned()
+        };
+        let status = self.status_when(fault, |status| of(status).is_some()).await?;
+        self.counts(&format!("lastgasp_nats_faults{{fault=\"{fault}\"}}"), 1.0).await?;
+        Ok(of(&status).expect("it was waited for"))
+    }
+
+    /// Waits until nothing is wrong with NATS.
+    ///
+    /// # Errors
+    ///
+    /// Something is, for a long time.
+    pub async fn no_trouble(&self) -> Result<(), HarnessError> {
+        let nats = |one: &Value| one["what"].as_str().is_some_and(|what| what.starts_with("nats "));
+        let well = |status: &Value| {
+            status["nats"] == "connected" && !status["degraded"].as_array().into_iter().flatten().any(nats)
+        };
+        self.status_when("no trouble with NATS", well).await.map(drop)
     }
 
     /// The first line that a command of the daemon's prints and `wanted` holds for.

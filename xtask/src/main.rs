@@ -8,7 +8,9 @@
 mod build_ebpf;
 mod containers;
 mod demo;
+mod docs;
 mod nats_server;
+mod promtool;
 mod record_btf;
 mod test;
 mod test_kernels;
@@ -24,6 +26,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),

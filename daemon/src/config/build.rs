@@ -40,6 +40,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let config = Config {
         node: node?,
         mode: word(settings, "mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]),
+        realtime: word(settings, "priority", &[("normal", false), ("realtime", true)]),
         nats,
         ebpf: EbpfConfig {
             enabled: word(
@@ -123,7 +124,11 @@ fn status(settings: &mut Settings) -> StatusConfig {
         );
         settings.refuse(place, "status.socket", message);
     }
-    StatusConfig { socket, listen: text(settings, "status.listen").parse().expect("checked by its kind") }
+    StatusConfig {
+        socket,
+        listen: text(settings, "status.listen").parse().expect("checked by its kind"),
+        page: settings.flag("status.page"),
+    }
 }
 
 fn declare(settings: &mut Settings) -> DeclareConfig {

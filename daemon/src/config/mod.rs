@@ -37,6 +37,8 @@ pub struct Config {
     pub node: Name,
     /// Whether anything is changed.
     pub mode: Mode,
+    /// The main thread has real-time priority.
+    pub realtime: bool,
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.
@@ -129,6 +131,8 @@ pub struct StatusConfig {
     pub socket: PathBuf,
     /// Address of `/metrics`, `/livez`, `/readyz`; port 0 takes any.
     pub listen: SocketAddr,
+    /// A status page is served there too.
+    pub page: bool,
 }
 
 /// Bounds on what the core does.

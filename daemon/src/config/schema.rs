@@ -74,6 +74,12 @@ pub static SCHEMA: &[Setting] = &[
         "enforce",
         "`observe` decides, certifies and counts, but changes nothing.",
     ),
+    fixed(
+        "priority",
+        OneOf(&["normal", "realtime"]),
+        "normal",
+        "`realtime` lets the thread that hears of deaths and tells of them run before all others; needs CAP_SYS_NICE or RLIMIT_RTPRIO.",
+    ),
     fixed("nats.url", NatsUrls, "nats://127.0.0.1:4222", "One server or several, separated by commas."),
     open("nats.user", Text, "User name; needs nats.password_file."),
     open("nats.password_file", Path, "File with the password and nothing else."),
@@ -110,6 +116,12 @@ pub static SCHEMA: &[Setting] = &[
         "Unix socket of `lastgasp status` and `lastgasp events`.",
     ),
     fixed("status.listen", Address, "127.0.0.1:9464", "Address of /metrics, /livez and /readyz; port 0 takes any."),
+    fixed(
+        "status.page",
+        Flag,
+        "true",
+        "Whether a status page is served there too, at /; whoever can reach the address can read it.",
+    ),
     fixed(
         "lease.ttl_s",
         Number { min: 1, max: 3600, unit: " s" },

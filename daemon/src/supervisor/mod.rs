@@ -10,6 +10,7 @@ mod carry_out;
 mod command;
 mod declare;
 mod degraded;
+mod gpu;
 mod hints;
 mod report;
 mod scan;
@@ -33,10 +34,11 @@ use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
 use crate::effects::deaths::Deaths;
-use crate::effects::discovery::{Outcome, Registrar};
+use crate::effects::discovery::{Ledger, Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
+use crate::effects::standing::Standing;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -103,6 +105,8 @@ struct WorkerSlot {
     reason: String,
     /// What keeps its processes while it does not answer.
     stuck: String,
+    /// Its process that the OOM killer chose first, and when.
+    oom_victim: Option<(Process, Nanos)>,
     /// When a reset of its port has last asked for its health.
     reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
@@ -120,6 +124,8 @@ enum Message {
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
     Kmsg(kmsg::Told),
+    /// It was looked who holds the GPU of a fault that names no process.
+    GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
@@ -150,7 +156,8 @@ struct Supervisor {
     declarations: declare::Declarations,
     signals: Signals,
     context: watch::Receiver<Option<jetstream::Context>>,
-    bucket: watch::Receiver<Option<Bucket>>,
+    ledger: Ledger,
+    standing: Standing,
     /// Records that an earlier daemon left, until the first scan is over.
     inherited: Vec<(WorkerRecord, u64)>,
     link: watch::Receiver<Link>,
@@ -342,6 +349,13 @@ impl Supervisor {
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::OomVictim { process } => {
+                // The first: others of the tree may follow it.
+                let chosen = &mut self.workers[*worker].oom_victim;
+                if chosen.as_ref().is_none_or(|(_, then)| at.since(*then) > hints::LOG_LAG) {
+                    *chosen = Some((process.clone(), *at));
+                }
+            }
             Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
             _ => {}
         }
@@ -396,6 +410,7 @@ impl Supervisor {
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
+            Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
                     self.rechecked(worker, root, process, presence);

@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
+use crate::config::{Config, EbpfMode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Deaths};
-use crate::effects::discovery::Registrar;
+use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
+use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
+use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
@@ -43,8 +45,8 @@ const COMMANDS: usize = 16;
 pub struct RunOptions {
     /// Written, atomically, once the sensors are attached and the first scan is over.
     pub ready_file: Option<PathBuf>,
-    /// What is odd about the configuration.
-    pub warnings: Vec<Problem>,
+    /// What is odd about the configuration, and what cannot be done as it asks.
+    pub warnings: Vec<String>,
     /// Set in the pod of one engine.
     pub sidecar: Option<SidecarOptions>,
 }
@@ -104,7 +106,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 ///
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
-pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
+pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -112,6 +114,15 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    if config.realtime
+        && let Err(error) = priority::realtime()
+    {
+        let text = format!(
+            "priority is \"realtime\", but that is not permitted ({error}): give lastgasp CAP_SYS_NICE, or LimitRTPRIO=1"
+        );
+        tracing::warn!("{text}");
+        options.warnings.push(text);
+    }
     // Opening it may take a capability, reading it then takes none.
     let kmsg = match options.sidecar {
         Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
@@ -186,10 +197,14 @@ async fn main(
         }
     });
 
-    let (client, link) = nats::connect(&config.nats, &config.node).await?;
+    let standing = Standing::default();
+    let (client, link) = nats::connect(&config.nats, &config.node, standing.clone()).await?;
     let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
     let (context_tx, context) = watch::channel(None);
+    let (opened_tx, mut opened) = watch::channel(None);
+    let unknown = Present { asked: tokio::time::Instant::now(), keys: HashSet::new() };
+    let (present_tx, present) = watch::channel(Arc::new(unknown));
     let (routers_tx, routers) = watch::channel(HashSet::new());
     let (lease_tx, mut lease_events) = mpsc::unbounded_channel();
     let (leases_tx, leases) = mpsc::unbounded_channel();
@@ -199,28 +214,38 @@ async fn main(
     let (health_tx, health) = mpsc::unbounded_channel();
 
     let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
-    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
-    {
-        let (client, replicas) = (client.clone(), config.replicas);
+    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
+    tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
+    let recalled = {
         let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
-        tokio::spawn(async move {
-            let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
-            side.spawn(deaths::recall(context.clone(), node, move |id, json| hub.death(id, json)));
-            context_tx.send_replace(Some(context));
-            nodes_bucket.send_replace(Some(nodes));
-            tokio::spawn(signals::follow_routers(routers, routers_tx));
-            // Records are touched once the node's name is ours, not before.
-            while let Some(event) = lease_events.recv().await {
-                if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
-                    workers_bucket.send_replace(Some(workers.clone()));
-                }
-                if leases_tx.send(event).is_err() {
-                    return;
-                }
+        move |context| side.spawn(deaths::recall(context, node, move |id, json| hub.death(id, json)))
+    };
+    tokio::spawn(async move {
+        let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
+        let Some((context, Buckets { workers, nodes, routers })) = found else { return };
+        recalled(context.clone());
+        context_tx.send_replace(Some(context));
+        nodes_bucket.send_replace(Some(nodes));
+        tokio::spawn(signals::follow_routers(routers, routers_tx));
+        // Records are touched once the node's name is ours, not before.
+        while let Some(event) = lease_events.recv().await {
+            if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
+                workers_bucket.send_replace(Some(workers.clone()));
             }
-        });
-    }
-    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
+            if leases_tx.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    let own_records = adopt::OwnRecords {
+        node: config.node.clone(),
+        bucket: workers_opened.clone(),
+        link: link.clone(),
+        standing: standing.clone(),
+        present: present_tx,
+        messages: messages.clone(),
+    };
+    tokio::spawn(own_records.follow());
     let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
@@ -255,7 +280,8 @@ async fn main(
         declarations: Declarations::new(&config.declare),
         signals,
         context,
-        bucket: workers_opened,
+        ledger: Ledger { bucket: workers_opened, link: link.clone(), present },
+        standing,
         inherited: Vec::new(),
         link,
         lease: LeaseEvent::Waiting("not connected yet".to_owned()),
@@ -278,7 +304,7 @@ async fn main(
         reduced,
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
-        warnings: options.warnings.iter().map(ToString::to_string).collect(),
+        warnings: options.warnings,
         sidecar: options.sidecar.map(|options| Sidecar::new(options, proc::monotonic_now())),
         publications: tokio::task::JoinSet::new(),
         service_manager: ServiceManager::new(),
@@ -331,12 +357,13 @@ impl Supervisor {
         let registrar = Registrar::spawn(
             worker,
             lastgasp_protocol::worker_key(&self.config.node, &config.name),
-            self.bucket.clone(),
+            self.ledger.clone(),
             self.outcomes.clone(),
         );
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
             stuck: String::new(),
+            oom_victim: None,
             reset_probe: None,
             config,
             declared,
