@@ -41,6 +41,10 @@ pub enum Loss {
     Signal,
     /// A death certificate that was not kept on the server.
     Certificate,
+    /// A notice to a sink of `[[notify]]` for which there was no room.
+    NoticeQueue,
+    /// A notice to a sink of `[[notify]]` that could not be delivered, however often it was tried.
+    Notice,
 }
 
 impl Loss {
@@ -61,6 +65,8 @@ impl Loss {
             Self::RefusedRecord,
             Self::Signal,
             Self::Certificate,
+            Self::NoticeQueue,
+            Self::Notice,
         ])
     }
 
@@ -76,6 +82,7 @@ impl Loss {
             Self::Follower => "channel",
             Self::Moment | Self::RefusedRecord => "effect",
             Self::Signal | Self::Certificate => "publish",
+            Self::NoticeQueue | Self::Notice => "notify",
         }
     }
 
@@ -97,6 +104,8 @@ impl Loss {
             Self::Moment => "moment",
             Self::Signal => "signal",
             Self::Certificate => "certificate",
+            Self::NoticeQueue => "queue",
+            Self::Notice => "delivery",
         }
     }
 }
@@ -111,7 +120,7 @@ mod tests {
     fn every_loss_has_a_counter_of_its_own() {
         let names: HashSet<_> = Loss::all().map(|loss| (loss.hop(), loss.kind())).collect();
         assert_eq!(names.len(), Loss::all().count());
-        for hop in ["ring", "decode", "channel", "effect", "publish"] {
+        for hop in ["ring", "decode", "channel", "effect", "publish", "notify"] {
             assert!(names.iter().any(|(at, _)| *at == hop), "{hop}");
         }
     }

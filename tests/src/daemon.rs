@@ -25,6 +25,8 @@ pub struct DaemonConfig {
     ebpf: EbpfConfig,
     status: StatusConfig,
     declare: Option<DeclareConfig>,
+    /// Sinks of notices.
+    pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
 }
@@ -106,6 +108,7 @@ impl DaemonConfig {
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
             declare: None,
+            notify: Vec::new(),
             worker: Vec::new(),
         }
     }
@@ -232,6 +235,8 @@ impl Daemon {
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]);
+        // The tests' own, which the daemon would warn of.
+        command.env_remove("LASTGASP_NATS_SERVER").env_remove("LASTGASP_SCREENSHOTS").env_remove("LASTGASP_BIN_DIR");
         let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })

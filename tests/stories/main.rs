@@ -15,6 +15,7 @@ mod daemon_without_ebpf;
 mod declared_worker;
 mod engine_core_killed;
 mod nats_down_at_the_death;
+mod notices;
 mod on_lost;
 mod operator_asks;
 mod operator_drains;

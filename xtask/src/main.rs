@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod chromium;
 mod demo;
 mod nats_server;
 mod test;
@@ -22,6 +23,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Screenshots(chromium::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Screenshots(arguments) => chromium::screenshots(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

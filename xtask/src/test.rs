@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, nats_server, tools};
+use crate::{build_ebpf, chromium, nats_server, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -106,6 +106,11 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("kernel", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "kernel"]));
     test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
     test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
+
+    let mut page = cargo("test");
+    page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
+    let no_browser = needs_root.or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
+    steps.push(step("status page, in Chromium", &mut page, filtered.or(no_browser)));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");

@@ -11,6 +11,7 @@ mod command;
 mod declare;
 mod degraded;
 mod hints;
+mod notices;
 mod report;
 mod scan;
 mod slots;
@@ -89,6 +90,8 @@ struct WorkerSlot {
     commanded: String,
     /// Its present life was taken out of service and into it again.
     taken_back: bool,
+    /// The certificate under which it is being withdrawn.
+    death: Option<String>,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// Why its listing ends, and when the evidence for that was seen.
@@ -142,6 +145,7 @@ struct Supervisor {
     actions: Vec<act::Pending>,
     declarations: declare::Declarations,
     signals: Signals,
+    notices: notices::Notices,
     context: watch::Receiver<Option<jetstream::Context>>,
     bucket: watch::Receiver<Option<Bucket>>,
     /// Records that an earlier daemon left, until the first scan is over.
@@ -222,6 +226,7 @@ impl Supervisor {
             self.settle_certificates();
         }
         self.publish_status();
+        self.notices.end();
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::metrics::Metrics;
+use crate::notify::Notifier;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
@@ -26,6 +27,7 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
+use super::notices::Notices;
 use super::report::Ready;
 use super::slots::Slots;
 use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
@@ -235,6 +237,7 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
+        notices: Notices::new(Notifier::start(&config.notify, &side, &metrics)),
         context,
         bucket: workers_opened,
         inherited: Vec::new(),
@@ -332,6 +335,7 @@ impl Supervisor {
             listed: false,
             commanded: String::new(),
             taken_back: false,
+            death: None,
             incarnation: String::new(),
             evidence: None,
             ending: None,
