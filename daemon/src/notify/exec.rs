@@ -36,7 +36,7 @@ pub(super) async fn run(command: &[String], body: &[u8]) -> Result<(), Failure> 
         let _ = stdin.write_all(body).await;
     }
     let status = child.wait().await.map_err(|error| Failure::Later(format!("{program}: {error}")))?;
-    group.is_over();
+    group.ended();
     if status.success() { Ok(()) } else { Err(Failure::Later(format!("{program}: {status}"))) }
 }
 
@@ -45,7 +45,7 @@ struct Group(Option<u32>);
 
 impl Group {
     /// The program has ended by itself: its pid may be another's by now.
-    fn is_over(mut self) {
+    fn ended(mut self) {
         self.0 = None;
     }
 }
