@@ -19,6 +19,7 @@ mod fault;
 pub mod log;
 pub mod losses;
 pub mod metrics;
+pub mod notify;
 pub mod priority;
 pub mod privileges;
 pub mod processes;

@@ -43,6 +43,10 @@ pub enum Loss {
     Signal,
     /// A death certificate that was not kept on the server.
     Certificate,
+    /// A notice to a sink of `[[notify]]` for which there was no room.
+    NoticeQueue,
+    /// A notice to a sink of `[[notify]]` that could not be delivered, however often it was tried.
+    Notice,
 }
 
 impl Loss {
@@ -64,6 +68,8 @@ impl Loss {
             Self::Log,
             Self::Signal,
             Self::Certificate,
+            Self::NoticeQueue,
+            Self::Notice,
         ])
     }
 
@@ -80,6 +86,7 @@ impl Loss {
             Self::Moment | Self::RefusedRecord => "effect",
             Self::Log => "log",
             Self::Signal | Self::Certificate => "publish",
+            Self::NoticeQueue | Self::Notice => "notify",
         }
     }
 
@@ -102,6 +109,8 @@ impl Loss {
             Self::Log => "line",
             Self::Signal => "signal",
             Self::Certificate => "certificate",
+            Self::NoticeQueue => "queue",
+            Self::Notice => "delivery",
         }
     }
 }
@@ -116,7 +125,7 @@ mod tests {
     fn every_loss_has_a_counter_of_its_own() {
         let names: HashSet<_> = Loss::all().map(|loss| (loss.hop(), loss.kind())).collect();
         assert_eq!(names.len(), Loss::all().count());
-        for hop in ["ring", "decode", "channel", "effect", "publish"] {
+        for hop in ["ring", "decode", "channel", "effect", "publish", "notify"] {
             assert!(names.iter().any(|(at, _)| *at == hop), "{hop}");
         }
     }

@@ -41,6 +41,8 @@ pub struct Metrics {
     pub router_answers: IntCounterVec,
     /// Things said to people, by `kind`.
     pub notices: IntCounterVec,
+    /// Tries to deliver notices, by `sink` and `outcome`: `delivered`, `retried`, `refused`, `given_up`.
+    pub notify: IntCounterVec,
     /// What was done about the processes of lost workers, by `action` and `outcome`.
     pub actions: IntCounterVec,
     /// Workers that declared themselves, by `outcome`: `accepted`, or why not.
@@ -90,6 +92,12 @@ impl Metrics {
             signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
             router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
             notices: counters(&registry, "notices_total", "Things said to people.", &["kind"]),
+            notify: counters(
+                &registry,
+                "notify_total",
+                "Tries to deliver notices to the sinks of [[notify]].",
+                &["sink", "outcome"],
+            ),
             actions: counters(
                 &registry,
                 "actions_total",

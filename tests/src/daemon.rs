@@ -28,6 +28,8 @@ pub struct DaemonConfig {
     status: StatusConfig,
     policy: PolicyConfig,
     declare: Option<DeclareConfig>,
+    /// Sinks of notices.
+    pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
     /// Further arguments of `lastgasp run`.
@@ -138,6 +140,7 @@ impl DaemonConfig {
             },
             policy: PolicyConfig::default(),
             declare: None,
+            notify: Vec::new(),
             worker: Vec::new(),
             arguments: Vec::new(),
         }
@@ -327,6 +330,8 @@ impl Daemon {
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        // The tests' own, which the daemon would warn of.
+        command.env_remove("LASTGASP_NATS_SERVER").env_remove("LASTGASP_SCREENSHOTS").env_remove("LASTGASP_BIN_DIR");
         let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })

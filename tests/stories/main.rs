@@ -28,6 +28,7 @@ mod nats;
 mod nats_credentials;
 mod nats_down_at_the_death;
 mod nats_permissions;
+mod notices;
 mod on_lost;
 mod operator_asks;
 mod operator_drains;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod chromium;
 mod containers;
 mod demo;
 mod dependencies;
@@ -32,6 +33,7 @@ enum Xtask {
     Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
     Faults(faults::Arguments),
+    Screenshots(chromium::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Faults(arguments) => faults::main(&arguments),
+        Xtask::Screenshots(arguments) => chromium::screenshots(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

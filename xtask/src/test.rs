@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, containers, nats_server, promtool, tools};
+use crate::{build_ebpf, chromium, containers, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -141,6 +141,11 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     steps.push(step("systemd unit", &mut deploy(&["unit"]), filtered.or(no_systemd)));
     let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
     steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));
+
+    let mut page = cargo("test");
+    page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
+    let no_browser = needs_root.or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
+    steps.push(step("status page, in Chromium", &mut page, filtered.or(no_browser)));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");

@@ -127,7 +127,7 @@ impl Deaths {
         }
         let detail = match kind {
             Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => {
-                format!("{} (pid {}) {exit:?}", process.title, process.tgid)
+                format!("{} (pid {}) {exit}", process.title, process.tgid)
             }
             Kind::SignalDelivered { process, signal } => {
                 format!("{} (pid {}) signal {signal}", process.title, process.tgid)

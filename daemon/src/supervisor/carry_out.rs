@@ -213,6 +213,9 @@ impl Supervisor {
                 self.deaths.remaining(*worker, self.remaining(*worker));
             }
             if !observed_only {
+                if *action == Action::Move {
+                    self.workers[*worker].death = Some(certificate.clone());
+                }
                 self.metrics.evidence_to_signalled.observe(now.since(*evidence_at).as_secs_f64());
                 self.deaths.moment(*worker, MomentKind::Effect, "signalled", what.to_owned(), now);
             }
@@ -299,6 +302,7 @@ impl Supervisor {
                 self.core.resumed(worker, &incarnation, epoch);
                 tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
                 self.tell_state(&name, format!("listed as {} at revision {revision}", state.as_str()));
+                self.notify_listed(worker, incarnation, epoch, state.into());
             }
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
@@ -311,13 +315,14 @@ impl Supervisor {
                 let cause = slot.ending.take();
                 let kind = cause.as_ref().map_or("unknown", |(cause, _)| cause.kind.as_str());
                 self.metrics.withdrawals.with_label_values(&[kind, outcome]).inc();
-                if let Some((_, at)) = cause {
-                    self.metrics.evidence_to_withdrawn.observe(now.since(at).as_secs_f64());
+                if let Some((_, at)) = &cause {
+                    self.metrics.evidence_to_withdrawn.observe(now.since(*at).as_secs_f64());
                 }
                 tracing::info!(worker = %name, %incarnation, revision, cause = kind, "withdrawn");
                 self.tell_state(&name, format!("withdrawn ({kind})"));
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
+                self.notify_withdrawn(worker, incarnation, cause.map(|(cause, _)| cause), now);
             }
             Outcome::OutOfService { incarnation, epoch, commanded } => {
                 self.still_out_of_service(worker, &incarnation, epoch, commanded);

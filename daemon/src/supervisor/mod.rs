@@ -12,6 +12,7 @@ mod declare;
 mod degraded;
 mod gpu;
 mod hints;
+mod notices;
 mod report;
 mod scan;
 mod sidecar;
@@ -95,6 +96,8 @@ struct WorkerSlot {
     commanded: String,
     /// Its present life was taken out of service and into it again.
     taken_back: bool,
+    /// The certificate under which it is being withdrawn.
+    death: Option<String>,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
     /// The life and the listing of it that routers were told to move from last.
@@ -156,6 +159,7 @@ struct Supervisor {
     actions: Vec<act::Pending>,
     declarations: declare::Declarations,
     signals: Signals,
+    notices: notices::Notices,
     archive: Archive,
     ledger: Ledger,
     standing: Standing,
@@ -256,6 +260,7 @@ impl Supervisor {
             }
         }
         self.publish_status();
+        self.notices.end();
         Ok(())
     }
 

@@ -195,6 +195,7 @@ impl Supervisor {
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
             self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
+            self.notify_certificate(&certificate);
             if !certificate.observed_only
                 && let Some(kept) = self.archive.keep(&certificate)
             {

@@ -18,6 +18,7 @@ use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
+use crate::notify::Notifier;
 use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
@@ -29,6 +30,7 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
+use super::notices::Notices;
 use super::report::Ready;
 use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
@@ -294,6 +296,7 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
+        notices: Notices::new(Notifier::start(&config.notify, &side, &metrics)),
         archive: Archive::new(context, metrics.clone()),
         ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
         standing,
@@ -399,6 +402,7 @@ impl Supervisor {
             listed: false,
             commanded: String::new(),
             taken_back: false,
+            death: None,
             incarnation: String::new(),
             evidence: None,
             told: None,
