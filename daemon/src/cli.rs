@@ -381,6 +381,7 @@ fn run(args: RunArgs) -> Result<(), CliError> {
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
+    let warnings = warnings.iter().map(ToString::to_string).collect();
     Ok(supervisor::run(config, RunOptions { ready_file, warnings, sidecar })?)
 }
 

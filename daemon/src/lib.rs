@@ -17,6 +17,7 @@ pub mod effects;
 pub mod engines;
 pub mod losses;
 pub mod metrics;
+pub mod priority;
 pub mod privileges;
 pub mod processes;
 pub mod sensors;

@@ -470,6 +470,16 @@ mod tests {
     }
 
     #[test]
+    fn an_exec_of_a_process_of_nobodys_is_told_until_it_is_somebodys() {
+        let mut processes = tree();
+        let exec = |tgid| Event { slot: NO_SLOT, ..event(EventKind::Exec, tgid, 8) };
+        assert_eq!(processes.event(&exec(300)), Some(Noticed::StrangerExecuted(id(300))));
+        assert_eq!(processes.event(&event(EventKind::Exec, 300, 8)), None, "one that was watched, and is forgotten");
+        forked(&mut processes, 200, 100);
+        assert_eq!(processes.event(&exec(200)), Some(Noticed::LookAt(id(200))));
+    }
+
+    #[test]
     fn a_compiler_or_resource_tracker_may_come_and_go() {
         let mut processes = tree();
         forked(&mut processes, 201, 100);

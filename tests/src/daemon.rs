@@ -21,6 +21,8 @@ pub struct DaemonConfig {
     pub node: String,
     /// `enforce` or `observe`.
     pub mode: &'static str,
+    /// `normal` or `realtime`.
+    pub priority: &'static str,
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
@@ -39,6 +41,7 @@ struct DeclareConfig {
     uids: Vec<u32>,
     on_lost: &'static str,
     reap_grace_ms: u64,
+    scan_interval_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -81,6 +84,9 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
+    /// What becomes of its connections then.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub sever: toml::Table,
     health: HealthConfig,
 }
 
@@ -105,6 +111,7 @@ impl DaemonConfig {
         Self {
             node: node.to_owned(),
             mode: "enforce",
+            priority: "normal",
             nats: NatsConfig { url: nats_url.to_owned() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
@@ -162,7 +169,22 @@ impl DaemonConfig {
     /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
     #[must_use]
     pub fn declared_by(mut self, uid: u32) -> Self {
-        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self.declare = Some(DeclareConfig {
+            enabled: true,
+            uids: vec![uid],
+            on_lost: "reap",
+            reap_grace_ms: 0,
+            scan_interval_ms: 1000,
+        });
+        self
+    }
+
+    /// After the first look at all processes for declarations, the next one comes in an hour.
+    #[must_use]
+    pub const fn without_scans(mut self) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.scan_interval_ms = 3_600_000;
+        }
         self
     }
 
@@ -180,6 +202,7 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
+            sever: toml::Table::new(),
             health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
         });
         self

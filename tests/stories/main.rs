@@ -23,6 +23,7 @@ mod operator_withdraws;
 mod restart_with_late_evidence;
 mod rude_clients;
 mod segv_with_core_dump;
+mod severed_connections;
 mod sidecar;
 mod sigterm_drains;
 mod stopped_engine;

@@ -145,8 +145,8 @@ impl Scene {
 
 /// A request for an answer of 400 tokens.
 pub(crate) struct Question {
-    endpoint: Endpoint,
-    body: Value,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) body: Value,
 }
 
 impl Question {

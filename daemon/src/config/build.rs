@@ -13,7 +13,7 @@ use super::error::Problem;
 use super::settings::Settings;
 use super::{
     Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
-    PolicyConfig, StatusConfig, WorkerConfig,
+    PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
@@ -40,6 +40,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let config = Config {
         node: node?,
         mode: word(settings, "mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]),
+        realtime: word(settings, "priority", &[("normal", false), ("realtime", true)]),
         nats,
         ebpf: EbpfConfig {
             enabled: word(
@@ -147,6 +148,7 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
         scan_interval: millis(settings, "declare.scan_interval_ms"),
         on_lost: on_lost(settings, "declare"),
         reap_grace: millis(settings, "declare.reap_grace_ms"),
+        sever: settings.flag("declare.sever"),
     }
 }
 
@@ -219,6 +221,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         .map_or_else(|| shutdown_timeout.or(profile.shutdown_grace).unwrap_or(DRAIN_WINDOW), Duration::from_millis);
     let find = find(settings, section, name.as_ref());
     let on_lost = on_lost(settings, section);
+    let sever = sever(settings, &at("sever"));
     bounded(settings, section);
     Some(WorkerConfig {
         engine: profile.name.clone(),
@@ -238,6 +241,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         ),
         on_lost,
         reap_grace: millis(settings, &at("reap_grace_ms")),
+        sever: sever?,
         health,
         name: name?,
         endpoint: endpoint?,
@@ -284,24 +288,48 @@ fn serving_port(settings: &mut Settings, path: &str, endpoint: &str) -> Option<u
 }
 
 fn find(settings: &mut Settings, section: &str, name: Option<&Name>) -> Option<Find> {
-    const WAYS: [&str; 5] = ["pid", "pid_file", "port", "cmdline", "env"];
-    let at = |key: &str| format!("{section}.find.{key}");
-    let given: Vec<&str> = WAYS.into_iter().filter(|way| settings.is_set(&at(way))).collect();
+    match process(settings, &format!("{section}.find"), &["pid", "pid_file", "port", "cmdline", "env"]) {
+        Ok(None) => name.map(|name| Find::Env(name.to_string())),
+        given => given.ok().flatten(),
+    }
+}
+
+fn sever(settings: &mut Settings, table: &str) -> Option<SeverConfig> {
+    let companion = process(settings, &format!("{table}.companion"), &["pid", "pid_file", "port", "cmdline"]);
+    let enabled = settings.flag(&format!("{table}.enabled"));
+    if !enabled && let Ok(Some(_)) = companion {
+        let path = format!("{table}.companion");
+        let place = settings.place(&path);
+        settings.refuse(place, &path, format!("is set, but nothing is severed; set {table}.enabled = true"));
+    }
+    let spare_ports = settings.numbers(&format!("{table}.spare_ports"));
+    Some(SeverConfig {
+        enabled,
+        companion: companion.ok()?,
+        spare_ports: spare_ports.into_iter().filter_map(|port| u16::try_from(port).ok()).collect(),
+    })
+}
+
+/// A problem with it was noted.
+struct Refused;
+
+/// The one way of several in which a table names a process, if it does.
+fn process(settings: &mut Settings, table: &str, ways: &[&str]) -> Result<Option<Find>, Refused> {
+    let at = |key: &str| format!("{table}.{key}");
+    let given: Vec<&str> = ways.iter().copied().filter(|way| settings.is_set(&at(way))).collect();
+    let short = table.rsplit_once('.').map_or(table, |(_, short)| short);
     if let [first, second, ..] = given[..] {
         let place = settings.place(&at(second));
-        settings.refuse(place, &at(second), format!("is one way too many beside find.{first}; keep one"));
-        return None;
+        settings.refuse(place, &at(second), format!("is one way too many beside {short}.{first}; keep one"));
+        return Err(Refused);
     }
-    let Some(way) = given.first() else {
-        return name.map(|name| Find::Env(name.to_string()));
-    };
+    let Some(way) = given.first() else { return Ok(None) };
     let path = at(way);
     let integer = |settings: &Settings| settings.number(&path).and_then(|number| u32::try_from(number).ok());
-    match *way {
+    let found = match *way {
         "pid" => integer(settings).map(Find::Pid),
         "port" => integer(settings).and_then(|port| u16::try_from(port).ok()).map(Find::Port),
-        way => {
-            let text = settings.text(&path)?;
+        way => settings.text(&path).and_then(|text| {
             if text.trim().is_empty() {
                 let place = settings.place(&path);
                 settings.refuse(place, &path, "is empty and would fit any process; name the one that is meant");
@@ -312,8 +340,9 @@ fn find(settings: &mut Settings, section: &str, name: Option<&Name>) -> Option<F
                 "cmdline" => Find::Cmdline(text),
                 _ => Find::Env(text),
             })
-        }
-    }
+        }),
+    };
+    found.map(Some).ok_or(Refused)
 }
 
 fn health(settings: &mut Settings, section: &str, profile: &Profile) -> HealthConfig {

@@ -37,6 +37,8 @@ pub struct Config {
     pub node: Name,
     /// Whether anything is changed.
     pub mode: Mode,
+    /// The main thread has real-time priority.
+    pub realtime: bool,
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.
@@ -157,6 +159,8 @@ pub struct DeclareConfig {
     pub on_lost: OnLost,
     /// As [`WorkerConfig::reap_grace`].
     pub reap_grace: Duration,
+    /// As [`SeverConfig::enabled`].
+    pub sever: bool,
 }
 
 /// What is done about the processes of a worker that is lost.
@@ -170,6 +174,17 @@ pub enum OnLost {
     TerminateRoot,
     /// A program is run: its name and arguments.
     Command(Vec<String>),
+}
+
+/// What becomes of the TCP connections of a worker that is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeverConfig {
+    /// They are destroyed.
+    pub enabled: bool,
+    /// A process that is none of the engine's, and whose connections are destroyed too.
+    pub companion: Option<Find>,
+    /// Connections to these ports stay.
+    pub spare_ports: Vec<u16>,
 }
 
 /// One worker.
@@ -207,6 +222,8 @@ pub struct WorkerConfig {
     pub on_lost: OnLost,
     /// How long those processes have to end by themselves.
     pub reap_grace: Duration,
+    /// What becomes of its connections then.
+    pub sever: SeverConfig,
     /// How its health is asked for.
     pub health: HealthConfig,
 }

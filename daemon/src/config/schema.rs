@@ -39,6 +39,8 @@ pub const RESERVED: [&str; 15] = [
     "LASTGASP_SHUTDOWN_TIMEOUT_S",
 ];
 
+/// Of etcd and of NATS: a companion's ties to discovery, which are not streams.
+const SPARE_PORTS: &str = "2379,4222";
 const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root"]);
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
@@ -71,6 +73,12 @@ pub static SCHEMA: &[Setting] = &[
         OneOf(&["enforce", "observe"]),
         "enforce",
         "`observe` decides, certifies and counts, but changes nothing.",
+    ),
+    fixed(
+        "priority",
+        OneOf(&["normal", "realtime"]),
+        "normal",
+        "`realtime` lets the thread that hears of deaths and tells of them run before all others; needs CAP_SYS_NICE or RLIMIT_RTPRIO.",
     ),
     fixed("nats.url", NatsUrls, "nats://127.0.0.1:4222", "One server or several, separated by commas."),
     open("nats.user", Text, "User name; needs nats.password_file."),
@@ -149,6 +157,7 @@ pub static SCHEMA: &[Setting] = &[
     fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
+    fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
     open("worker[].name", Name, "Name of the worker in discovery; needed, and once on this node."),
     fixed(
         "worker[].engine",
@@ -212,6 +221,26 @@ pub static SCHEMA: &[Setting] = &[
         ms(0, HOUR_MS),
         "5000",
         "How long those processes have to end by themselves; with `terminate-root`, and again between SIGTERM and SIGKILL.",
+    ),
+    fixed(
+        "worker[].sever.enabled",
+        Flag,
+        "false",
+        "Whether its TCP connections are destroyed when it is lost, for routers that only watch their connections.",
+    ),
+    open(
+        "worker[].sever.companion.pid",
+        count(1, 4_194_304),
+        "A process whose connections are destroyed too, as a sidecar's.",
+    ),
+    open("worker[].sever.companion.pid_file", Path, "That process by a file with its pid."),
+    open("worker[].sever.companion.port", count(1, 65_535), "That process by the port that it listens on."),
+    open("worker[].sever.companion.cmdline", Text, "That process by a part of its command line."),
+    fixed(
+        "worker[].sever.spare_ports",
+        Numbers { min: 1, max: 65_535 },
+        SPARE_PORTS,
+        "Connections to these ports stay: etcd's and NATS's unless others are named.",
     ),
     fixed("worker[].critical", Patterns, "", "Titles of processes that are critical, besides the engine profile's."),
     open("worker[].health.grpc", Url, "Address of the gRPC health service."),

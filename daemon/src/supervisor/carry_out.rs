@@ -145,6 +145,9 @@ impl Supervisor {
         }
         // Who withdraws a worker by hand may want to look at its processes.
         if !(to == State::Lost && cause.is_some_and(|cause| cause.kind == CauseKind::Commanded)) {
+            if to == State::Lost && from != State::Starting {
+                self.sever(worker);
+            }
             self.plan_actions(worker, to, now);
         }
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{DeclareConfig, Find, WorkerConfig};
+use crate::config::{DeclareConfig, Find, SeverConfig, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
 use crate::privileges;
 use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
@@ -252,8 +252,14 @@ impl Supervisor {
                 format!("there are {everywhere} already, {here} of them here"),
             ));
         }
-        let DeclareConfig { on_lost, reap_grace, .. } = &self.config.declare;
-        let config = WorkerConfig { on_lost: on_lost.clone(), reap_grace: *reap_grace, ..config.as_ref().clone() };
+        let DeclareConfig { on_lost, reap_grace, sever, .. } = &self.config.declare;
+        let config = config.as_ref();
+        let config = WorkerConfig {
+            on_lost: on_lost.clone(),
+            reap_grace: *reap_grace,
+            sever: SeverConfig { enabled: *sever, ..config.sever.clone() },
+            ..config.clone()
+        };
         Judgement::Accept(Arc::new(config))
     }
 

@@ -4,13 +4,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::core::{Direction, Evidence, GpuPolicy, Kind, Nanos, ProcessId, State, WorkerId};
+use crate::core::{Direction, Evidence, Kind, Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::losses::Loss;
 use crate::sensors::kmsg::{Fact, Told};
 use crate::sensors::proc::{self, ProcessInfo, ProcessState};
 
-use super::Supervisor;
+use super::{Supervisor, gpu};
 
 /// Resets ask for a worker's health at most this often.
 const RESET_PROBE: Duration = Duration::from_secs(1);
@@ -107,29 +107,9 @@ impl Supervisor {
                 tracing::warn!(worker = %self.name(tracked.worker), detail, "OOM kill");
                 self.deaths.moment(tracked.worker, MomentKind::Evidence, "oom_kill", detail, at);
             }
-            Told::Fact(Fact::GpuFault { fault, policy, pid }) => self.gpu_fault(&fault, policy, pid, at),
-        }
-    }
-
-    /// A fault of a worker's process is its own. One of a process of nobody's is nothing, and one that
-    /// names no process may be anybody's: everybody is asked.
-    fn gpu_fault(&mut self, fault: &str, policy: GpuPolicy, pid: Option<u32>, at: Nanos) {
-        tracing::warn!(fault, pid, policy = ?policy, "GPU fault");
-        self.metrics.notices.with_label_values(&["gpu_fault"]).inc();
-        let fault = fault.to_owned();
-        if let Some(pid) = pid {
-            let tgid = proc::thread_group(pid).unwrap_or(pid);
-            let Some(tracked) = self.processes.by_pid(tgid) else { return };
-            let (worker, root, process) = (tracked.worker, tracked.root, Some(tracked.process()));
-            self.evidence(Evidence { worker, root, kind: Kind::GpuFault { process, fault, policy }, at });
-            return;
-        }
-        let policy = if policy == GpuPolicy::Lost { GpuPolicy::Probe } else { policy };
-        let workers: Vec<_> = self.workers.iter().map(|(worker, _)| worker).collect();
-        for worker in workers {
-            let Some(root) = self.processes.root(worker) else { continue };
-            let kind = Kind::GpuFault { process: None, fault: fault.clone(), policy };
-            self.evidence(Evidence { worker, root, kind, at });
+            Told::Fact(Fact::GpuFault { fault, policy, pid, gpu }) => {
+                self.gpu_fault(gpu::Fault { fault, policy, at }, pid, gpu);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ mod carry_out;
 mod command;
 mod declare;
 mod degraded;
+mod gpu;
 mod hints;
 mod report;
 mod scan;
@@ -70,6 +71,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// The process whose connections are destroyed with the worker's own.
+    companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.
@@ -118,6 +121,8 @@ enum Message {
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
     Kmsg(kmsg::Told),
+    /// It was looked who holds the GPU of a fault that names no process.
+    GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// Records that an earlier daemon left, with their revisions.
@@ -394,6 +399,7 @@ impl Supervisor {
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
+            Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
                     self.rechecked(worker, root, process, presence);

@@ -22,6 +22,8 @@ enum Look {
     AtTree(WorkerId, ProcessId),
     /// What of lives that are over is still there.
     ForOrphans(WorkerId, Vec<ProcessId>),
+    /// The companion, which was this one.
+    ForCompanion(WorkerId, Find, Option<ProcessId>),
 }
 
 /// What was seen.
@@ -32,6 +34,8 @@ pub(super) enum Sighting {
     Tree(WorkerId, ProcessId, Vec<Looked>),
     /// Those of them that live.
     Orphans(WorkerId, Vec<ProcessInfo>),
+    /// The companion now.
+    Companion(WorkerId, Option<ProcessId>),
     /// Looking failed, in a way that the operator should know.
     Failed(WorkerId, String),
 }
@@ -70,9 +74,13 @@ pub(super) enum Presence {
 
 impl Sighting {
     const fn worker(&self) -> WorkerId {
-        let (Self::Root(worker, ..) | Self::Tree(worker, ..) | Self::Orphans(worker, _) | Self::Failed(worker, _)) =
-            self;
-        *worker
+        match self {
+            Self::Root(worker, ..)
+            | Self::Tree(worker, ..)
+            | Self::Orphans(worker, _)
+            | Self::Companion(worker, _)
+            | Self::Failed(worker, _) => *worker,
+        }
     }
 }
 
@@ -98,6 +106,10 @@ impl Supervisor {
             .chain(self.workers.iter().filter_map(|(worker, slot)| {
                 let over = slot.over_since.is_some() || !slot.former.is_empty() || !slot.orphans.is_empty();
                 over.then(|| Look::ForOrphans(worker, self.of_ended_lives(worker)))
+            }))
+            .chain(self.workers.iter().filter_map(|(worker, slot)| {
+                let find = slot.config.sever.companion.clone()?;
+                Some(Look::ForCompanion(worker, find, slot.companion))
             }))
             .collect();
         if looks.is_empty() {
@@ -165,6 +177,7 @@ impl Supervisor {
             match sighting {
                 Sighting::Root(worker, info, container) => again |= self.bind(worker, &info, container),
                 Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
+                Sighting::Companion(worker, companion) => self.workers[worker].companion = companion,
                 Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
                 Sighting::Failed(worker, error) => {
                     let slot = &mut self.workers[worker];
@@ -333,6 +346,13 @@ fn look(look: Look) -> Option<Sighting> {
                 processes.iter().filter_map(|id| alive(*id)).chain(born_since).map(|info| (info.id, info)).collect();
             Some(Sighting::Orphans(worker, all.into_values().collect()))
         }
+        Look::ForCompanion(worker, _, Some(known)) if proc::is_alive(known) => {
+            Some(Sighting::Companion(worker, Some(known)))
+        }
+        Look::ForCompanion(worker, find, _) => Some(match proc::find_root(&find) {
+            Ok(companion) => Sighting::Companion(worker, companion),
+            Err(error) => Sighting::Failed(worker, format!("sever.companion: {error}")),
+        }),
         Look::AtTree(worker, root) => {
             let tree = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
             Some(Sighting::Tree(worker, root, tree))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
+use crate::config::{Config, EbpfMode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Deaths};
 use crate::effects::discovery::Registrar;
@@ -16,6 +16,7 @@ use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::metrics::Metrics;
+use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
@@ -43,8 +44,8 @@ const COMMANDS: usize = 16;
 pub struct RunOptions {
     /// Written, atomically, once the sensors are attached and the first scan is over.
     pub ready_file: Option<PathBuf>,
-    /// What is odd about the configuration.
-    pub warnings: Vec<Problem>,
+    /// What is odd about the configuration, and what cannot be done as it asks.
+    pub warnings: Vec<String>,
     /// Set in the pod of one engine.
     pub sidecar: Option<SidecarOptions>,
 }
@@ -104,7 +105,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 ///
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
-pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
+pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -112,12 +113,22 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    if config.realtime
+        && let Err(error) = priority::realtime()
+    {
+        let text = format!(
+            "priority is \"realtime\", but that is not permitted ({error}): give lastgasp CAP_SYS_NICE, or LimitRTPRIO=1"
+        );
+        tracing::warn!("{text}");
+        options.warnings.push(text);
+    }
     // Opening it may take a capability, reading it then takes none.
     let kmsg = match options.sidecar {
         Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
         None => Kmsg::open(Facilities::Kernel),
     };
-    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
+    let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
@@ -126,7 +137,7 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "without CAP_BPF");
@@ -134,7 +145,7 @@ fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> 
         }
         Some(Ok(())) | None => true,
     };
-    let reduced = privileges::reduce(maps_work)
+    let reduced = privileges::reduce(severing, maps_work)
         .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
     let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
@@ -277,7 +288,7 @@ async fn main(
         reduced,
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
-        warnings: options.warnings.iter().map(ToString::to_string).collect(),
+        warnings: options.warnings,
         sidecar: options.sidecar.map(|options| Sidecar::new(options, proc::monotonic_now())),
         publications: tokio::task::JoinSet::new(),
         service_manager: ServiceManager::new(),
@@ -340,6 +351,7 @@ impl Supervisor {
             config,
             declared,
             container: None,
+            companion: None,
             orphans: Vec::new(),
             over_since: None,
             port: None,

@@ -359,6 +359,7 @@ mod tests {
             scan_interval: std::time::Duration::from_secs(1),
             on_lost: config::OnLost::None,
             reap_grace: std::time::Duration::ZERO,
+            sever: false,
         }
     }
 
@@ -470,8 +471,10 @@ mod tests {
         let (holder, id) = shell(&[], Some(listener.into()), &script);
         let mut scanner = Scanner::new(everybody());
         // Old enough to be looked at now and then only.
+        let mut told = Scanner::new(everybody());
         for _ in 0..=YOUNG {
             assert!(claims(&mut scanner, &name, &[]).is_empty());
+            assert!(claims(&mut told, &name, &[]).is_empty());
         }
         nix::unistd::write(&writer, b"go\n").unwrap();
         while super::super::comm(id.tgid).unwrap() != "sleep" {
@@ -479,6 +482,9 @@ mod tests {
         }
         let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
         assert!(found, "within a round");
+        let at_once = told.look_at(&[id.tgid], &HashSet::new());
+        assert!(at_once.iter().any(|claim| claim.info.id == id), "if its exec is told");
+        assert!(told.look_at(&[std::process::id()], &HashSet::new()).is_empty(), "another one's exec");
         end(holder);
     }
 
