@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lastgasp_protocol::CauseKind;
+use lastgasp_protocol::kv::Fault;
 use prometheus::proto::MetricType;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -61,6 +62,19 @@ pub struct Metrics {
     pub sensor: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
+    /// 1 for what is wrong with NATS, 0 for what is not, by `fault`.
+    pub nats_faults: IntGaugeVec,
+}
+
+/// A counter, as the status page shows it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Counter {
+    /// Name without `lastgasp_` and `_total`.
+    pub name: String,
+    /// Values of its labels.
+    pub labels: String,
+    /// How often.
+    pub value: u64,
 }
 
 impl Metrics {
@@ -119,6 +133,7 @@ impl Metrics {
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
             ),
+            nats_faults: gauges(&registry, "nats_faults", "1 for what is wrong with NATS.", &["fault"]),
             registry,
         };
         let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
@@ -127,6 +142,7 @@ impl Metrics {
         for loss in Loss::all() {
             metrics.lose(loss, 0);
         }
+        metrics.set_nats_faults(&[]);
         for reason in HeldBack::ALL {
             metrics.notices.with_label_values(&[reason.as_str()]).reset();
         }
@@ -148,6 +164,13 @@ impl Metrics {
         TextEncoder::new()
             .encode_to_string(&self.registry.registry.gather())
             .expect("every metric has a name and a value")
+    }
+
+    /// Says which faults NATS has now.
+    pub fn set_nats_faults(&self, faults: &[Fault]) {
+        for fault in Fault::ALL {
+            self.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(faults.contains(&fault)));
+        }
     }
 
     /// Puts a worker into one of [`WORKER_STATES`] and out of the others.
@@ -182,6 +205,27 @@ impl Metrics {
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         self.registry.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Every counter above zero but losses, which the status has, for the status page.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        let mut counters = Vec::new();
+        for family in self.registry.registry.gather() {
+            let name = family.name().trim_start_matches("lastgasp_").trim_end_matches("_total").to_owned();
+            if family.get_field_type() != prometheus::proto::MetricType::COUNTER || name == "losses" {
+                continue;
+            }
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter().map(|pair| pair.value()).collect::<Vec<_>>().join(", ");
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of events")]
+                let value = metric.get_counter().get_value() as u64;
+                if value > 0 {
+                    counters.push(Counter { name: name.clone(), labels, value });
+                }
+            }
+        }
+        counters
     }
 
     /// All that was lost so far, for the status.

@@ -26,11 +26,12 @@ fn the_example_configuration_is_right() {
     assert_eq!(reads(&path, &text).workers.len(), 1);
 }
 
+/// Those of the cluster; what is rendered with them is tried by `tests/deploy`.
 #[test]
-fn the_configuration_in_the_daemonset_is_right() {
-    let (path, yaml) = deploy("kubernetes/daemonset.yaml");
-    let (_, after) = yaml.split_once("lastgasp.toml: |\n").expect("a ConfigMap with the file");
-    let text: String =
-        after.lines().map_while(|line| line.strip_prefix("    ")).fold(String::new(), |text, line| text + line + "\n");
-    assert_eq!(reads(&path, &text).workers.len(), 1);
+fn the_configurations_of_the_overlays_are_right() {
+    for (overlay, workers) in [("minimal", 1), ("full", 0)] {
+        let (path, text) = deploy(&format!("kubernetes/overlays/{overlay}/lastgasp.toml"));
+        let config = reads(&path, &text);
+        assert_eq!((config.workers.len(), config.misfits().len()), (workers, 0));
+    }
 }

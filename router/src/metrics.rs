@@ -29,6 +29,8 @@ pub struct Metrics {
     pub signals: IntCounterVec,
     /// Records that were not read, by reason.
     pub records_refused: IntCounterVec,
+    /// 1 for what is wrong with NATS, 0 for what is not, by fault.
+    pub nats_faults: IntGaugeVec,
     in_flight: IntGaugeVec,
     serving: IntGaugeVec,
 }
@@ -97,6 +99,7 @@ impl Default for Metrics {
                 "Worker records that were not read",
                 &["reason"],
             ),
+            nats_faults: gauge("lastgasp_router_nats_faults", "1 for what is wrong with NATS", &["fault"]),
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
             serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
             registry,

@@ -47,6 +47,12 @@ struct DeclareConfig {
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -61,7 +67,7 @@ struct EbpfConfig {
 #[derive(Clone, Debug, Serialize)]
 struct StatusConfig {
     socket: PathBuf,
-    listen: &'static str,
+    listen: String,
 }
 
 /// One worker of the configuration.
@@ -112,9 +118,9 @@ impl DaemonConfig {
             node: node.to_owned(),
             mode: "enforce",
             priority: "normal",
-            nats: NatsConfig { url: nats_url.to_owned() },
+            nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
             declare: None,
             worker: Vec::new(),
             arguments: Vec::new(),
@@ -136,10 +142,31 @@ impl DaemonConfig {
         self
     }
 
+    /// With so many replicas of each bucket.
+    #[must_use]
+    pub const fn with_replicas(mut self, replicas: usize) -> Self {
+        self.nats.replicas = Some(replicas);
+        self
+    }
+
+    /// Logs in to NATS as this user, with the password in this file.
+    #[must_use]
+    pub fn with_login(mut self, user: &'static str, password_file: &Path) -> Self {
+        (self.nats.user, self.nats.password_file) = (Some(user), Some(password_file.to_owned()));
+        self
+    }
+
     /// With a ring buffer of so many bytes.
     #[must_use]
     pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
         self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// With its HTTP address here.
+    #[must_use]
+    pub fn listening(mut self, address: std::net::SocketAddr) -> Self {
+        self.status.listen = address.to_string();
         self
     }
 
@@ -308,6 +335,36 @@ impl Daemon {
     /// None comes within [`GIVE_UP`].
     pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
         self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// Waits until this fault of NATS is told in status, with what to do about it, and in metrics.
+    /// Returns what is said of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not told for a long time.
+    pub async fn trouble(&self, fault: &str) -> Result<Value, HarnessError> {
+        let of = |status: &Value| {
+            let degraded = status["degraded"].as_array().into_iter().flatten();
+            let start = format!("{fault}: ");
+            degraded.clone().find(|one| one["reason"].as_str().is_some_and(|it| it.starts_with(&start))).cloned()
+        };
+        let status = self.status_when(fault, |status| of(status).is_some()).await?;
+        self.counts(&format!("lastgasp_nats_faults{{fault=\"{fault}\"}}"), 1.0).await?;
+        Ok(of(&status).expect("it was waited for"))
+    }
+
+    /// Waits until nothing is wrong with NATS.
+    ///
+    /// # Errors
+    ///
+    /// Something is, for a long time.
+    pub async fn no_trouble(&self) -> Result<(), HarnessError> {
+        let nats = |one: &Value| one["what"].as_str().is_some_and(|what| what.starts_with("nats "));
+        let well = |status: &Value| {
+            status["nats"] == "connected" && !status["degraded"].as_array().into_iter().flatten().any(nats)
+        };
+        self.status_when("no trouble with NATS", well).await.map(drop)
     }
 
     /// The first line that a command of the daemon's prints and `wanted` holds for.

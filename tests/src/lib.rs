@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod browser;
 pub mod client;
 pub mod daemon;
 pub mod discovery;
@@ -20,6 +21,7 @@ pub mod matrix;
 pub mod model;
 pub mod nats;
 pub mod process;
+pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;

@@ -11,7 +11,7 @@ use crate::HarnessError;
 use crate::binaries;
 use crate::client::LiveStream;
 use crate::model::Endpoint;
-use crate::process::Process;
+use crate::process::{GIVE_UP, Process};
 
 /// A running router.
 #[derive(Debug)]
@@ -51,6 +51,26 @@ impl Router {
     /// The router does not answer.
     pub async fn stream(&self, endpoint: Endpoint, body: &Value) -> Result<LiveStream, HarnessError> {
         LiveStream::open(self.address, endpoint, body).await
+    }
+
+    /// Waits until one line of `/metrics`, named with its labels, has this value.
+    ///
+    /// # Errors
+    ///
+    /// It has not, for a long time, or the router does not answer.
+    pub async fn shows(&self, line: &str, value: f64) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        loop {
+            let metrics = self.metrics().await?;
+            let found = metrics.lines().find_map(|text| text.strip_prefix(line)?.trim().parse::<f64>().ok());
+            if found == Some(value) {
+                return Ok(());
+            }
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{line} to be {value}; it is {found:?}")));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
     }
 
     /// What `/metrics` says.

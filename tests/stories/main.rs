@@ -15,6 +15,7 @@ mod daemon_without_ebpf;
 mod declared_worker;
 mod engine_core_killed;
 mod killed_as_it_is_listed;
+mod nats;
 mod nats_down_at_the_death;
 mod on_lost;
 mod operator_asks;

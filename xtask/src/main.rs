@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod containers;
 mod demo;
 mod docs;
 mod nats_server;

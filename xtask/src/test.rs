@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, nats_server, promtool, tools};
+use crate::{build_ebpf, containers, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -21,7 +21,7 @@ Examples:
   cargo xtask test --peers               also beside LiteLLM, from PyPI
 
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
-skipped, and the exit status is 3.
+skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
 pub(crate) struct Arguments {
     /// Only tests whose name contains this; the object and the demo are then left out.
@@ -107,11 +107,24 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
     test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
 
+    // What is in deploy/. The packages are installed into target/, by pip; the image's tools by apt-get.
+    let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
+    let deploy = |only: &[&str]| {
+        let mut command = cargo("test");
+        command.args(["-p", "lastgasp-tests", "--test", "deploy", "--", "--ignored"]).args(only);
+        command.env(nats_server::ENVIRONMENT, &nats);
+        command
+    };
+    let no_systemd = tools::on_path("systemd-analyze").is_none().then_some("no systemd-analyze");
+    steps.push(step("manifests and chart", &mut deploy(&["manifests", "examples"]), filtered.or(no_venv)));
+    steps.push(step("systemd unit", &mut deploy(&["unit"]), filtered.or(no_systemd)));
+    let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
+    steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));
+
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");
     clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
-    let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
-    let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
     steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
 
     // A router in Python, from docs/writing-a-router.md; its package comes by pip too.

@@ -124,7 +124,11 @@ fn status(settings: &mut Settings) -> StatusConfig {
         );
         settings.refuse(place, "status.socket", message);
     }
-    StatusConfig { socket, listen: text(settings, "status.listen").parse().expect("checked by its kind") }
+    StatusConfig {
+        socket,
+        listen: text(settings, "status.listen").parse().expect("checked by its kind"),
+        page: settings.flag("status.page"),
+    }
 }
 
 fn declare(settings: &mut Settings) -> DeclareConfig {

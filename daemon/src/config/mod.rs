@@ -131,6 +131,8 @@ pub struct StatusConfig {
     pub socket: PathBuf,
     /// Address of `/metrics`, `/livez`, `/readyz`; port 0 takes any.
     pub listen: SocketAddr,
+    /// A status page is served there too.
+    pub page: bool,
 }
 
 /// Bounds on what the core does.

@@ -117,6 +117,12 @@ pub static SCHEMA: &[Setting] = &[
     ),
     fixed("status.listen", Address, "127.0.0.1:9464", "Address of /metrics, /livez and /readyz; port 0 takes any."),
     fixed(
+        "status.page",
+        Flag,
+        "true",
+        "Whether a status page is served there too, at /; whoever can reach the address can read it.",
+    ),
+    fixed(
         "lease.ttl_s",
         Number { min: 1, max: 3600, unit: " s" },
         "6",

@@ -3,15 +3,18 @@
 //! What is wanted is a state, the latest one; what happened in between does not matter. Every
 //! write names the revision it expects, so a late withdrawal cannot hit a successor's record.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, Value, WriteError};
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError};
 use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::nats::Link;
 use crate::core::WorkerId;
 
 /// How long a record or tombstone outlives its node, if the node never returns.
@@ -91,9 +94,32 @@ pub enum Outcome {
     Failed {
         /// It refused: until somebody acts, it will again.
         refused: bool,
+        /// What is wrong.
+        fault: Fault,
         /// What it says.
         error: String,
     },
+}
+
+/// What registrars share: where the records are, and what is known of that.
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    /// The workers' bucket, once it is open and the node's name is ours.
+    pub bucket: watch::Receiver<Option<Bucket>>,
+    /// The connection to NATS.
+    pub link: watch::Receiver<Link>,
+    /// The keys of this node, each time they were looked at.
+    pub present: watch::Receiver<Arc<Present>>,
+}
+
+/// The keys of a node that the bucket had at some time. One that was deleted or wiped has none, and
+/// says so to nobody.
+#[derive(Debug)]
+pub struct Present {
+    /// It was asked for at this time or later.
+    pub asked: Instant,
+    /// Records and tombstones.
+    pub keys: HashSet<String>,
 }
 
 /// A worker's registrar, as the supervisor holds it.
@@ -108,12 +134,21 @@ impl Registrar {
     pub fn spawn(
         worker: WorkerId,
         key: String,
-        bucket: watch::Receiver<Option<Bucket>>,
+        ledger: Ledger,
         outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
-        let task =
-            Task { worker, key, bucket, wanted, outcomes, known: None, written: None, last_write: Instant::now() };
+        let task = Task {
+            worker,
+            key,
+            ledger,
+            wanted,
+            outcomes,
+            known: None,
+            written: None,
+            ending: None,
+            last_write: Instant::now(),
+        };
         tokio::spawn(task.run());
         Self { desired }
     }
@@ -127,13 +162,15 @@ impl Registrar {
 struct Task {
     worker: WorkerId,
     key: String,
-    bucket: watch::Receiver<Option<Bucket>>,
+    ledger: Ledger,
     wanted: watch::Receiver<Desired>,
     outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     /// The key as we wrote it last, if nobody has contradicted since.
     known: Option<Known>,
     /// Which life we wrote last. The first write of another life reads before.
     written: Option<Incarnation>,
+    /// Whose tombstone was sent to the server, if it is not known what became of that.
+    ending: Option<Incarnation>,
     last_write: Instant,
 }
 
@@ -151,7 +188,24 @@ enum Tried {
     /// Another try may succeed, now.
     Again,
     /// Another try may succeed, later.
-    Later(Duration, String),
+    Later(Failure),
+}
+
+/// Why a try did not succeed.
+struct Failure {
+    fault: Fault,
+    error: String,
+    /// The server refused: the same write would be refused again at once.
+    refused: bool,
+    /// The bucket may be gone.
+    no_bucket: bool,
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let no_bucket = matches!(error, ReadError::NoBucket);
+        Self { fault: error.fault(), error: error.to_string(), refused: false, no_bucket }
+    }
 }
 
 impl Task {
@@ -159,39 +213,74 @@ impl Task {
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
             let due = if wanted == Desired::Untouched { Ok(()) } else { self.achieve(&wanted).await };
-            let renewal = matches!(wanted, Desired::Listed { .. });
-            tokio::select! {
-                changed = self.wanted.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep_until(self.last_write + RENEWAL), if renewal => {}
-            }
             if due.is_err() {
                 return;
             }
+            let listed = matches!(wanted, Desired::Listed { .. });
+            loop {
+                tokio::select! {
+                    changed = self.wanted.changed() => if changed.is_err() { return } else { break },
+                    () = tokio::time::sleep_until(self.last_write + RENEWAL), if listed => break,
+                    changed = self.ledger.present.changed(), if listed => match changed {
+                        Err(_) => return,
+                        Ok(()) => if self.is_missing() { break },
+                    },
+                }
+            }
         }
+    }
+
+    /// The key was looked for after it was written, and is not there.
+    fn is_missing(&mut self) -> bool {
+        let present = self.ledger.present.borrow_and_update();
+        let missing = present.asked > self.last_write && !present.keys.contains(&self.key);
+        if missing {
+            tracing::warn!(key = self.key, "the record is not in the bucket any more; it is listed again");
+            self.known = None;
+        }
+        missing
     }
 
     /// Tries until it is as wanted, or something else is wanted, or the daemon ends.
     async fn achieve(&mut self, wanted: &Desired) -> Result<(), ()> {
         let mut pause = BACKOFF.0;
         loop {
-            let bucket = loop {
-                if let Some(bucket) = self.bucket.borrow_and_update().clone() {
-                    break bucket;
-                }
-                tokio::select! {
-                    changed = self.bucket.changed() => changed.map_err(drop)?,
-                    changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
+            let ready = async {
+                let bucket = self.ledger.bucket.wait_for(Option::is_some).await.map_err(drop)?.clone();
+                // Without a connection a write would only wait in the client's queue.
+                self.ledger.link.wait_for(|link| *link == Link::Connected).await.map_err(drop)?;
+                bucket.ok_or(())
+            };
+            let bucket = tokio::select! {
+                biased;
+                bucket = ready => bucket?,
+                changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
+            };
+            let mut link = self.ledger.link.clone();
+            let tried = tokio::select! {
+                biased;
+                tried = self.once(&bucket, wanted) => tried,
+                lost = link.changed() => {
+                    lost.map_err(drop)?;
+                    // Whether it took effect is read after the reconnect.
+                    self.known = None;
+                    Tried::Again
                 }
             };
-            match self.once(&bucket, wanted).await {
+            match tried {
                 Tried::Done => return Ok(()),
                 Tried::Again => {}
-                Tried::Later(at_least, error) => {
+                Tried::Later(Failure { fault, error, refused, no_bucket }) => {
                     self.known = None;
-                    let refused = at_least == REFUSED_PAUSE;
-                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, error }));
+                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, fault, error }));
+                    if no_bucket && let Err(error) = bucket.again().await {
+                        tracing::debug!(%error, "the bucket is not there and cannot be made");
+                    }
+                    let wait = if refused { REFUSED_PAUSE.max(pause) } else { pause };
                     tokio::select! {
-                        () = tokio::time::sleep(pause.max(at_least)) => {}
+                        () = tokio::time::sleep(wait) => {}
+                        // A new connection may be to a server that takes it.
+                        lost = link.changed() => lost.map_err(drop)?,
                         changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
                     }
                     pause = (pause * 2).min(BACKOFF.1);
@@ -223,7 +312,7 @@ impl Task {
             // The first write of a life reads first: an earlier daemon may have listed the same
             // life, and an epoch that routers have seen the end of must not come back.
             _ => match bucket.read(&self.key).await {
-                Err(error) => return later(&error),
+                Err(error) => return Tried::Later(error.into()),
                 Ok(None) => Expect::Absent,
                 Ok(Some(entry)) => {
                     let revision = entry.revision;
@@ -263,17 +352,19 @@ impl Task {
         let (revision, ended) = match &self.known {
             Some(known) if !known.tombstone => (known.revision, known.record.clone()),
             _ => match bucket.read(&self.key).await {
-                Err(error) => return later(&error),
+                Err(error) => return Tried::Later(error.into()),
                 Ok(entry) => {
-                    let listed = entry.filter(|entry| {
-                        let ours = former_listing(entry).is_some_and(|former| former.incarnation == *incarnation);
-                        matches!(entry.value, Value::Put(_)) && ours
-                    });
-                    let Some(entry) = listed else {
-                        let _ = self.outcomes.send((self.worker, withdrawn(None)));
-                        return Tried::Done;
-                    };
-                    (entry.revision, entry.payload)
+                    let ours = |entry: &Entry| former_listing(entry).is_some_and(|it| it.incarnation == *incarnation);
+                    match entry.filter(ours) {
+                        Some(entry) if matches!(entry.value, Value::Put(_)) => (entry.revision, entry.payload),
+                        rest => {
+                            // The tombstone whose acknowledgement was lost, or nothing of ours.
+                            let sent = self.ending.take().is_some_and(|ending| ending == *incarnation);
+                            let revision = rest.filter(|_| sent).map(|entry| entry.revision);
+                            let _ = self.outcomes.send((self.worker, withdrawn(revision)));
+                            return Tried::Done;
+                        }
+                    }
                 }
             },
         };
@@ -283,6 +374,7 @@ impl Task {
             }
             _ => ended,
         };
+        self.ending = Some(incarnation.clone());
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
         self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
@@ -301,21 +393,16 @@ impl Task {
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done
             }
-            Err(WriteError::Mismatch) => {
-                // Read and decide again. A second mismatch in a row is a fight: slow down.
-                match self.known.take() {
-                    Some(_) => Tried::Again,
-                    None => Tried::Later(BACKOFF.0, "the record is being changed by somebody else".to_owned()),
-                }
-            }
-            Err(WriteError::Unknown(error)) => later(&error),
-            Err(WriteError::Refused(error)) => Tried::Later(REFUSED_PAUSE, error.to_string()),
+            // Read and decide again. A second mismatch in a row is a fight: slow down.
+            Err(WriteError::Mismatch) if self.known.take().is_some() => Tried::Again,
+            Err(error) => Tried::Later(Failure {
+                fault: error.fault().unwrap_or(Fault::Refused),
+                error: error.to_string(),
+                refused: matches!(error, WriteError::Refused(_)),
+                no_bucket: matches!(error, WriteError::NoBucket),
+            }),
         }
     }
-}
-
-fn later(error: &async_nats::Error) -> Tried {
-    Tried::Later(Duration::ZERO, error.to_string())
 }
 
 /// The listing that a record, or a tombstone of a lastgasp daemon, speaks of.

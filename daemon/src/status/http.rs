@@ -1,4 +1,6 @@
-//! `/metrics`, `/livez`, `/readyz`.
+//! `/metrics`, `/livez`, `/readyz`, and the status page.
+
+use std::net::SocketAddr;
 
 use axum::Router;
 use axum::extract::State;
@@ -15,12 +17,15 @@ struct Shared {
     metrics: Metrics,
 }
 
-pub(super) fn router(hub: StatusHub, metrics: Metrics) -> Router {
+/// Everything that is answered over HTTP. `page` is the address of a status page, where one is wanted.
+pub(super) fn router(hub: StatusHub, metrics: Metrics, page: Option<SocketAddr>) -> Router {
+    let page = page.map_or_else(Router::new, |listen| super::page::router(hub.clone(), metrics.clone(), listen));
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .with_state(Shared { hub, metrics })
+        .merge(page)
 }
 
 async fn metrics_text(State(shared): State<Shared>) -> impl IntoResponse {

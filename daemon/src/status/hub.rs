@@ -33,6 +33,7 @@ struct Inner {
     live: broadcast::Sender<Arc<Event>>,
     /// Certificates as JSON by their ids, which are ULIDs and so in the order of time.
     deaths: Mutex<BTreeMap<String, Arc<str>>>,
+    deaths_version: watch::Sender<u64>,
     last_beat: Mutex<Option<Instant>>,
 }
 
@@ -45,6 +46,7 @@ impl StatusHub {
             history: Mutex::default(),
             live: broadcast::Sender::new(HISTORY),
             deaths: Mutex::default(),
+            deaths_version: watch::Sender::new(0),
             last_beat: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -100,6 +102,13 @@ impl StatusHub {
         if deaths.len() > DEATHS {
             deaths.pop_first();
         }
+        self.inner.deaths_version.send_modify(|version| *version += 1);
+    }
+
+    /// A wake-up after every [`StatusHub::death`].
+    #[must_use]
+    pub fn watch_deaths(&self) -> watch::Receiver<u64> {
+        self.inner.deaths_version.subscribe()
     }
 
     /// The remembered certificates as JSON, oldest first.

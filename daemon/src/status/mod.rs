@@ -8,6 +8,7 @@ pub mod client;
 pub mod control;
 mod http;
 mod hub;
+mod page;
 pub mod render;
 mod server;
 mod service;

@@ -55,6 +55,7 @@ pub struct StatusServer {
     hub: StatusHub,
     metrics: Metrics,
     commands: mpsc::Sender<Request>,
+    page: bool,
 }
 
 impl StatusServer {
@@ -73,7 +74,7 @@ impl StatusServer {
         let http = std::net::TcpListener::bind(config.listen).map_err(refuse)?;
         http.set_nonblocking(true).map_err(refuse)?;
         let listen = http.local_addr().map_err(refuse)?;
-        Ok(Self { socket, http, listen, hub, metrics, commands })
+        Ok(Self { socket, http, listen, hub, metrics, commands, page: config.page })
     }
 
     /// The HTTP address, with the port that was taken for port 0.
@@ -88,7 +89,7 @@ impl StatusServer {
     /// # Errors
     /// Serving ended by itself.
     pub async fn serve(self) -> Result<(), StatusError> {
-        let Self { socket, http, listen, hub, metrics, commands } = self;
+        let Self { socket, http, listen, hub, metrics, commands, page } = self;
         let ended = |what: &dyn std::fmt::Display| StatusError::Serve(what.to_string());
         let Socket { listener: unix, file } = socket;
         let unix = tokio::net::UnixListener::from_std(unix).map_err(|error| ended(&error))?;
@@ -112,7 +113,7 @@ impl StatusServer {
         tracing::info!(%listen, socket = %file.path.display(), "answering");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
-            result = axum::serve(http, http::router(hub, metrics)) => result.map_err(|error| ended(&error)),
+            result = axum::serve(http, http::router(hub, metrics, page.then_some(listen))) => result.map_err(|error| ended(&error)),
         }
     }
 }

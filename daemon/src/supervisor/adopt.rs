@@ -8,21 +8,30 @@
 //! A record that an earlier daemon left: either its life goes on, then it is taken over as it
 //! stands; or it ended while nobody watched, then it is withdrawn now.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::effects::discovery::RECORD_TTL;
+use crate::effects::discovery::{Present, RECORD_TTL};
+use crate::effects::nats::Link;
+use crate::effects::standing::Standing;
 use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
+
+/// How often it is looked whether this node's records are still there: about as often as the node's
+/// lease is renewed. A stream that is purged says nothing to those who watch it.
+const LOOK: Duration = Duration::from_secs(2);
 
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
@@ -108,7 +117,7 @@ impl Supervisor {
 
     fn delete_unconfigured(&self, record: &WorkerRecord, revision: u64) {
         tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
-        let bucket = self.bucket.borrow().clone();
+        let bucket = self.ledger.bucket.borrow().clone();
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
         if let Some(bucket) = bucket.filter(|_| self.config.mode == crate::config::Mode::Enforce) {
@@ -159,53 +168,105 @@ fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
     started.is_some_and(|started| stored >= started)
 }
 
-/// Follows this node's keys: tells once of what an earlier daemon has left, and always of records
-/// that workers have written.
-pub(super) async fn follow_own_records(
-    node: Name,
-    mut bucket: watch::Receiver<Option<Bucket>>,
-    messages: mpsc::UnboundedSender<Message>,
-) {
-    let filter = format!("{}.*", node.token());
-    let mut pause = Duration::from_millis(100);
-    let mut inherited = Some(Vec::new());
-    loop {
-        let Ok(open) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
-        let Some(open) = open else { return };
-        if let Ok(mut changes) = open.watch(&filter).await {
-            pause = Duration::from_millis(100);
-            while let Some(Ok(change)) = changes.next().await {
-                let entry = match change {
-                    Change::Entry(entry) => entry,
-                    Change::Listed => {
-                        if inherited.take().is_some_and(|records| messages.send(Message::Inherited(records)).is_err()) {
-                            return;
-                        }
-                        continue;
-                    }
-                };
-                let Value::Put(value) = &entry.value else { continue };
-                match WorkerRecord::parse(&entry.key, value) {
-                    Ok(mut record) if record.writer == Writer::Worker => {
-                        // The server's clock, not the writer's word.
-                        record.registered_at = Some(entry.stored_at);
-                        if messages.send(Message::Claimed(record)).is_err() {
-                            return;
-                        }
-                    }
-                    Ok(record) => {
-                        if let Some(inherited) = &mut inherited {
-                            inherited.push((record, entry.revision));
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
-                        let _ = messages.send(Message::Lost(Loss::Record));
-                    }
+/// Follows this node's keys.
+pub(super) struct OwnRecords {
+    pub(super) node: Name,
+    pub(super) bucket: watch::Receiver<Option<Bucket>>,
+    pub(super) link: watch::Receiver<Link>,
+    pub(super) standing: Standing,
+    /// Where registrars learn what is there.
+    pub(super) present: watch::Sender<Arc<Present>>,
+    pub(super) messages: mpsc::UnboundedSender<Message>,
+}
+
+impl OwnRecords {
+    /// Tells once of what an earlier daemon has left, always of records that workers have written,
+    /// and after every look of what is there.
+    pub(super) async fn follow(mut self) {
+        const COST: &str = "workers that register themselves are not seen, and a wiped bucket is not noticed";
+        let mut inherited = Some(Vec::new());
+        let mut attempts = 0;
+        loop {
+            let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
+            let Some(open) = open else { return };
+            if self.link.wait_for(|link| *link == Link::Connected).await.is_err() || self.messages.is_closed() {
+                return;
+            }
+            if let Err(error) = self.once(&open, &mut inherited, &mut attempts).await {
+                self.standing.bad("own records", Fault::of(&*error), error.to_string(), COST);
+                // A bucket that was deleted does not say so to those who watch it.
+                if let Err(error) = open.again().await {
+                    tracing::debug!(%error, "the bucket is not there and cannot be made");
                 }
             }
+            tokio::time::sleep(backoff(attempts)).await;
+            attempts += 1;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+
+    /// One listing and what follows it, until the connection is lost.
+    async fn once(
+        &mut self,
+        bucket: &Bucket,
+        inherited: &mut Option<Vec<(WorkerRecord, u64)>>,
+        attempts: &mut u32,
+    ) -> Result<(), async_nats::Error> {
+        let filter = format!("{}.*", self.node.token());
+        let asked = Instant::now();
+        let mut changes = bucket.watch(&filter).await?;
+        let mut listing = Some(HashSet::new());
+        let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut link = self.link.clone();
+        loop {
+            tokio::select! {
+                change = changes.next() => match change {
+                    None => return Err("the watch ended".into()),
+                    Some(Err(error)) => return Err(error.into()),
+                    Some(Ok(Change::Entry(entry))) => {
+                        if let Some(keys) = &mut listing {
+                            keys.insert(entry.key.clone());
+                        }
+                        self.entry(&entry, inherited);
+                    }
+                    Some(Ok(Change::Listed)) => {
+                        *attempts = 0;
+                        self.standing.good("own records");
+                        if let Some(keys) = listing.take() {
+                            self.present.send_replace(Arc::new(Present { asked, keys }));
+                        }
+                        if let Some(records) = inherited.take() {
+                            let _ = self.messages.send(Message::Inherited(records));
+                        }
+                    }
+                },
+                _ = look.tick() => {
+                    let asked = Instant::now();
+                    let keys = bucket.keys(&filter).await?.into_iter().collect();
+                    self.present.send_replace(Arc::new(Present { asked, keys }));
+                }
+                lost = link.changed() => return lost.map_err(Into::into),
+            }
+        }
+    }
+
+    fn entry(&self, entry: &Entry, inherited: &mut Option<Vec<(WorkerRecord, u64)>>) {
+        let Value::Put(value) = &entry.value else { return };
+        match WorkerRecord::parse(&entry.key, value) {
+            Ok(mut record) if record.writer == Writer::Worker => {
+                // The server's clock, not the writer's word.
+                record.registered_at = Some(entry.stored_at);
+                let _ = self.messages.send(Message::Claimed(record));
+            }
+            Ok(record) => {
+                if let Some(inherited) = inherited {
+                    inherited.push((record, entry.revision));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
+                let _ = self.messages.send(Message::Lost(Loss::Record));
+            }
+        }
     }
 }

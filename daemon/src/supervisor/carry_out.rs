@@ -260,6 +260,10 @@ impl Supervisor {
         let now = proc::monotonic_now();
         let name = self.name(worker).clone();
         self.publish_soon();
+        let record = format!("record {name}");
+        if !matches!(outcome, Outcome::Failed { .. }) {
+            self.standing.good(&record);
+        }
         let slot = &mut self.workers[worker];
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
@@ -298,8 +302,9 @@ impl Supervisor {
                 self.core.resumed(worker, &incarnation, epoch);
                 self.go_on_draining(worker, deadline, commanded);
             }
-            Outcome::Failed { refused, error } => {
-                tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");
+            Outcome::Failed { refused, fault, error } => {
+                let cost = "it is not listed, or not withdrawn, until another try succeeds";
+                self.standing.bad(&record, fault, error, cost);
                 self.metrics.notices.with_label_values(&["record_retried"]).inc();
                 if refused {
                     self.metrics.lose(Loss::RefusedRecord, 1);

@@ -34,10 +34,11 @@ use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
 use crate::effects::deaths::Deaths;
-use crate::effects::discovery::{Outcome, Registrar};
+use crate::effects::discovery::{Ledger, Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
+use crate::effects::standing::Standing;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -153,7 +154,8 @@ struct Supervisor {
     declarations: declare::Declarations,
     signals: Signals,
     context: watch::Receiver<Option<jetstream::Context>>,
-    bucket: watch::Receiver<Option<Bucket>>,
+    ledger: Ledger,
+    standing: Standing,
     /// Records that an earlier daemon left, until the first scan is over.
     inherited: Vec<(WorkerRecord, u64)>,
     link: watch::Receiver<Link>,

@@ -36,6 +36,8 @@ impl Supervisor {
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        let faults: Vec<_> = self.standing.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
+        self.metrics.set_nats_faults(&faults);
         self.metrics.set_sensor(self.sensor());
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {

@@ -11,10 +11,11 @@ use tokio::sync::{mpsc, watch};
 use crate::config::{Config, EbpfMode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Deaths};
-use crate::effects::discovery::Registrar;
+use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
+use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
 use crate::priority;
 use crate::privileges::{self, Reduced};
@@ -196,10 +197,14 @@ async fn main(
         }
     });
 
-    let (client, link) = nats::connect(&config.nats, &config.node).await?;
+    let standing = Standing::default();
+    let (client, link) = nats::connect(&config.nats, &config.node, standing.clone()).await?;
     let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
     let (context_tx, context) = watch::channel(None);
+    let (opened_tx, mut opened) = watch::channel(None);
+    let unknown = Present { asked: tokio::time::Instant::now(), keys: HashSet::new() };
+    let (present_tx, present) = watch::channel(Arc::new(unknown));
     let (routers_tx, routers) = watch::channel(HashSet::new());
     let (lease_tx, mut lease_events) = mpsc::unbounded_channel();
     let (leases_tx, leases) = mpsc::unbounded_channel();
@@ -209,28 +214,38 @@ async fn main(
     let (health_tx, health) = mpsc::unbounded_channel();
 
     let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
-    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
-    {
-        let (client, replicas) = (client.clone(), config.replicas);
+    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
+    tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
+    let recalled = {
         let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
-        tokio::spawn(async move {
-            let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
-            side.spawn(deaths::recall(context.clone(), node, move |id, json| hub.death(id, json)));
-            context_tx.send_replace(Some(context));
-            nodes_bucket.send_replace(Some(nodes));
-            tokio::spawn(signals::follow_routers(routers, routers_tx));
-            // Records are touched once the node's name is ours, not before.
-            while let Some(event) = lease_events.recv().await {
-                if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
-                    workers_bucket.send_replace(Some(workers.clone()));
-                }
-                if leases_tx.send(event).is_err() {
-                    return;
-                }
+        move |context| side.spawn(deaths::recall(context, node, move |id, json| hub.death(id, json)))
+    };
+    tokio::spawn(async move {
+        let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
+        let Some((context, Buckets { workers, nodes, routers })) = found else { return };
+        recalled(context.clone());
+        context_tx.send_replace(Some(context));
+        nodes_bucket.send_replace(Some(nodes));
+        tokio::spawn(signals::follow_routers(routers, routers_tx));
+        // Records are touched once the node's name is ours, not before.
+        while let Some(event) = lease_events.recv().await {
+            if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
+                workers_bucket.send_replace(Some(workers.clone()));
             }
-        });
-    }
-    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
+            if leases_tx.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    let own_records = adopt::OwnRecords {
+        node: config.node.clone(),
+        bucket: workers_opened.clone(),
+        link: link.clone(),
+        standing: standing.clone(),
+        present: present_tx,
+        messages: messages.clone(),
+    };
+    tokio::spawn(own_records.follow());
     let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
@@ -265,7 +280,8 @@ async fn main(
         declarations: Declarations::new(&config.declare),
         signals,
         context,
-        bucket: workers_opened,
+        ledger: Ledger { bucket: workers_opened, link: link.clone(), present },
+        standing,
         inherited: Vec::new(),
         link,
         lease: LeaseEvent::Waiting("not connected yet".to_owned()),
@@ -341,7 +357,7 @@ impl Supervisor {
         let registrar = Registrar::spawn(
             worker,
             lastgasp_protocol::worker_key(&self.config.node, &config.name),
-            self.bucket.clone(),
+            self.ledger.clone(),
             self.outcomes.clone(),
         );
         self.core.add_worker(worker, policy(&config));
