@@ -126,10 +126,11 @@ impl Metrics {
             requests,
             signals,
             records_refused,
+            nats_faults,
             in_flight,
             serving,
         } = self;
-        let all: [(&'static str, &dyn Collector); 10] = [
+        let all: [(&'static str, &dyn Collector); 11] = [
             ("counter", migrations),
             ("counter", migrations_failed),
             ("counter", retries),
@@ -138,6 +139,7 @@ impl Metrics {
             ("counter", requests),
             ("counter", signals),
             ("counter", records_refused),
+            ("gauge", nats_faults),
             ("gauge", in_flight),
             ("gauge", serving),
         ];
