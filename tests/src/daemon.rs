@@ -120,7 +120,7 @@ impl DaemonConfig {
             priority: "normal",
             nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
+            status: StatusConfig { socket: folder.join(format!("{}.sock", stem(node))), listen: "127.0.0.1:0".to_owned() },
             declare: None,
             worker: Vec::new(),
             arguments: Vec::new(),
@@ -187,7 +187,7 @@ impl DaemonConfig {
     ///
     /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
-        let path = folder.join(format!("{}.toml", self.node));
+        let path = folder.join(format!("{}.toml", stem(&self.node)));
         let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
         std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
         Ok(path)
@@ -234,6 +234,11 @@ impl DaemonConfig {
         });
         self
     }
+}
+
+/// A node's name as part of a file's; a sidecar's is `<node>/<pod>`.
+fn stem(node: &str) -> String {
+    node.replace('/', "-")
 }
 
 /// What the daemon says when its sensors are attached.
@@ -283,11 +288,11 @@ impl Daemon {
     /// As for [`Self::start`].
     pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
-        let ready_file = folder.join(format!("{}.ready.json", config.node));
+        let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
-        let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
+        let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
     }

@@ -35,13 +35,18 @@ impl Router {
     /// It is not built, or ends before it is ready.
     pub async fn start(name: &str, nats_url: &str, migration_limit: u32, folder: &Path) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
-        let mut command = Command::new(binaries::find("lastgasp-router")?);
-        command.args(["--nats", nats_url, "--listen", "127.0.0.1:0", "--name", name]);
-        command.args(["--migration-limit", &migration_limit.to_string()]);
-        command.args(["--log", "info,lastgasp_router=debug"]).arg("--ready-file").arg(&ready_file);
-        let mut process = Process::spawn(name, command, folder)?;
+        let mut process = launch(name, nats_url, migration_limit, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, address: ready.listen })
+    }
+
+    /// Starts one that will find no NATS that it can use: it is not waited for.
+    ///
+    /// # Errors
+    ///
+    /// It is not built.
+    pub fn start_unready(name: &str, nats_url: &str, folder: &Path) -> Result<Unready, HarnessError> {
+        launch(name, nats_url, 0, folder).map(|process| Unready { process })
     }
 
     /// Sends a streaming request.
@@ -82,4 +87,38 @@ impl Router {
         let response = reqwest::get(format!("http://{}/metrics", self.address)).await;
         response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
     }
+}
+
+/// A router that has not listed the workers yet.
+#[derive(Debug)]
+pub struct Unready {
+    /// The process.
+    pub process: Process,
+}
+
+impl Unready {
+    /// Waits until its log has this text.
+    ///
+    /// # Errors
+    ///
+    /// It has not, for a long time.
+    pub async fn says(&self, text: &str) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        while !self.process.log_tail().contains(text) {
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{text:?} in {}", self.process.log_tail())));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+}
+
+fn launch(name: &str, nats_url: &str, migration_limit: u32, folder: &Path) -> Result<Process, HarnessError> {
+    let mut command = Command::new(binaries::find("lastgasp-router")?);
+    command.args(["--nats", nats_url, "--listen", "127.0.0.1:0", "--name", name]);
+    command.args(["--migration-limit", &migration_limit.to_string()]);
+    command.args(["--log", "info,lastgasp_router=debug"]);
+    command.arg("--ready-file").arg(folder.join(format!("{name}.ready.json")));
+    Process::spawn(name, command, folder)
 }

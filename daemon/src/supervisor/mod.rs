@@ -105,6 +105,8 @@ struct WorkerSlot {
     reason: String,
     /// What keeps its processes while it does not answer.
     stuck: String,
+    /// Its process that the OOM killer chose first, and when.
+    oom_victim: Option<(Process, Nanos)>,
     /// When a reset of its port has last asked for its health.
     reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
@@ -347,6 +349,13 @@ impl Supervisor {
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::OomVictim { process } => {
+                // The first: others of the tree may follow it.
+                let chosen = &mut self.workers[*worker].oom_victim;
+                if chosen.as_ref().is_none_or(|(_, then)| at.since(*then) > hints::LOG_LAG) {
+                    *chosen = Some((process.clone(), *at));
+                }
+            }
             Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
             _ => {}
         }

@@ -363,6 +363,7 @@ impl Supervisor {
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
             stuck: String::new(),
+            oom_victim: None,
             reset_probe: None,
             config,
             declared,
