@@ -120,7 +120,10 @@ impl DaemonConfig {
             priority: "normal",
             nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{}.sock", stem(node))), listen: "127.0.0.1:0".to_owned() },
+            status: StatusConfig {
+                socket: folder.join(format!("{}.sock", stem(node))),
+                listen: "127.0.0.1:0".to_owned(),
+            },
             declare: None,
             worker: Vec::new(),
             arguments: Vec::new(),
