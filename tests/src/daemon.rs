@@ -47,12 +47,8 @@ struct DeclareConfig {
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    replicas: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    password_file: Option<PathBuf>,
+    #[serde(flatten)]
+    login: toml::Table,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -118,7 +114,7 @@ impl DaemonConfig {
             node: node.to_owned(),
             mode: "enforce",
             priority: "normal",
-            nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
+            nats: NatsConfig { url: nats_url.to_owned(), login: toml::Table::new() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
             status: StatusConfig {
                 socket: folder.join(format!("{}.sock", stem(node))),
@@ -145,17 +141,10 @@ impl DaemonConfig {
         self
     }
 
-    /// With so many replicas of each bucket.
+    /// With one more setting of `[nats]`, as `user`.
     #[must_use]
-    pub const fn with_replicas(mut self, replicas: usize) -> Self {
-        self.nats.replicas = Some(replicas);
-        self
-    }
-
-    /// Logs in to NATS as this user, with the password in this file.
-    #[must_use]
-    pub fn with_login(mut self, user: &'static str, password_file: &Path) -> Self {
-        (self.nats.user, self.nats.password_file) = (Some(user), Some(password_file.to_owned()));
+    pub fn with_nats(mut self, setting: &str, value: impl Into<toml::Value>) -> Self {
+        self.nats.login.insert(setting.to_owned(), value.into());
         self
     }
 
@@ -325,6 +314,18 @@ impl Daemon {
             let said = String::from_utf8_lossy(&output.stderr);
             HarnessError::GaveUp(format!("`lastgasp status --json`: {error}; it said: {said}"))
         })
+    }
+
+    /// What a command of the daemon's prints for people, as `status`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn says(&self, command: &str) -> Result<String, HarnessError> {
+        let mut asking = Command::new(binaries::find("lastgasp")?);
+        let output = asking.args([command, "--socket"]).arg(&self.ready.socket).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: command.to_owned(), source })?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Waits for an event that `wanted` holds for, among those that were and those that come.

@@ -8,6 +8,7 @@
 mod build_ebpf;
 mod containers;
 mod demo;
+mod dependencies;
 mod docs;
 mod nats_server;
 mod promtool;
@@ -26,6 +27,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Dependencies(dependencies::Arguments),
     Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
     Test(test::Arguments),
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Dependencies(arguments) => dependencies::main(&arguments),
         Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),

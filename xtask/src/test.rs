@@ -71,6 +71,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let whole = arguments.filter.is_none();
     let filtered = (!whole).then_some(FILTERED);
     let cases = if arguments.long { "20000" } else { "256" };
+    // For each target of `lastgasp-fuzz`.
+    let fuzz_seconds = if arguments.long { "600" } else { "1" };
     let mut steps = Vec::new();
 
     let mut object = xtask();
@@ -82,6 +84,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let unbuilt = (!root && !build_ebpf::toolchain_is_there()).then_some("no eBPF toolchain; as root it is installed");
     steps.push(step("eBPF object agrees with its source", &mut object, filtered.or(unbuilt)));
 
+    steps.push(step("dependencies are allowed", xtask().arg("dependencies"), filtered));
+
     let fresh = whole.then(fresh_object).flatten();
     let mut bins = cargo("build");
     bins.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
@@ -92,6 +96,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
 
     let mut test = |name, skip: Option<&'static str>, command: &mut Command| {
         command.env(nats_server::ENVIRONMENT, &nats).env("PROPTEST_CASES", cases);
+        command.env("LASTGASP_FUZZ_SECONDS", fuzz_seconds);
         if let Some(object) = &fresh {
             command.env("LASTGASP_EBPF_OBJECT", object);
         }

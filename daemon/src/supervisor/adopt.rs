@@ -67,6 +67,14 @@ impl Supervisor {
         }
     }
 
+    /// A server writes its answer wherever a request asks for it, also under keys that whoever asked
+    /// may not write: what it writes there is no record, and is written over.
+    pub(super) fn defaced(&self, worker: &Name) {
+        if let Some(worker) = self.workers.named(worker) {
+            self.workers[worker].registrar.write_again();
+        }
+    }
+
     /// Records that an earlier daemon left, once it is known which processes there are.
     pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
         if self.ready.is_some() {
@@ -283,6 +291,9 @@ impl OwnRecords {
             Err(error) => {
                 tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
                 let _ = self.messages.send(Message::Lost(Loss::Record));
+                if let Some(Ok(worker)) = entry.key.rsplit('.').next().map(Name::from_token) {
+                    let _ = self.messages.send(Message::Defaced(worker));
+                }
             }
         }
     }

@@ -136,6 +136,8 @@ enum Message {
     Declared(declare::Looked),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
+    /// Something that is no record was found under the key of this worker.
+    Defaced(Name),
     /// Something was lost on its way here.
     Lost(Loss),
     /// A claim was checked against the process that should have made it.
@@ -419,6 +421,7 @@ impl Supervisor {
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Declared(looked) => self.declared(looked),
             Message::Inherited(records) => self.inherit(records),
+            Message::Defaced(worker) => self.defaced(&worker),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
             Message::Proven(worker, root, record) => self.proven(worker, root, record),

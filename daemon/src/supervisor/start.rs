@@ -90,6 +90,7 @@ impl RunError {
     pub const fn exit(&self) -> crate::cli::Exit {
         match self {
             Self::Refused(_) => crate::cli::Exit::Unavailable,
+            Self::Nats(NatsError::Login(_)) => crate::cli::Exit::Config,
             Self::NeverServed(_) => crate::cli::Exit::NotYet,
             Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::EngineLost(_) | Self::Io { .. } => {
                 crate::cli::Exit::Failed

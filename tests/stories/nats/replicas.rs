@@ -9,7 +9,7 @@ use super::stage::{Record, Stage};
 async fn three_by_one_server_are_refused_with_the_fix() {
     let folder = tempfile::tempdir().unwrap();
     let nats = Nats::start(folder.path()).await.unwrap();
-    let stage = Stage::configured(&nats.url(), |config| config.with_replicas(3)).await;
+    let stage = Stage::configured(&nats.url(), |config| config.with_nats("replicas", 3)).await;
     let told = stage.daemon.trouble("replicas").await.unwrap();
     assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("--replicas")), "{told}");
     matrix::row(
@@ -29,7 +29,7 @@ async fn a_bucket_with_one_is_used_and_remarked_until_it_has_three() {
     book.stands("alpha").await;
     drop(stage);
 
-    let mut stage = Stage::configured(&cluster.url(), |config| config.with_replicas(3)).await;
+    let mut stage = Stage::configured(&cluster.url(), |config| config.with_nats("replicas", 3)).await;
     let told = stage.daemon.trouble("replicas").await.unwrap();
     assert!(told["reason"].as_str().is_some_and(|it| it.contains("1 replicas, and 3 were asked for")), "{told}");
     let book = Record::book(&context).await;
