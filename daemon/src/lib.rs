@@ -15,6 +15,8 @@ pub mod core;
 pub mod doctor;
 pub mod effects;
 pub mod engines;
+mod fault;
+pub mod log;
 pub mod losses;
 pub mod metrics;
 pub mod priority;

@@ -143,8 +143,8 @@ impl Metrics {
             metrics.lose(loss, 0);
         }
         metrics.set_nats_faults(&[]);
-        for reason in HeldBack::ALL {
-            metrics.notices.with_label_values(&[reason.as_str()]).reset();
+        for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
+            metrics.notices.with_label_values(&[kind]).reset();
         }
         for cause in CauseKind::ALL {
             metrics.deaths.with_label_values(&[cause.as_str()]).reset();

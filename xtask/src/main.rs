@@ -10,6 +10,7 @@ mod containers;
 mod demo;
 mod dependencies;
 mod docs;
+mod faults;
 mod nats_server;
 mod promtool;
 mod record_btf;
@@ -30,6 +31,7 @@ enum Xtask {
     Dependencies(dependencies::Arguments),
     Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
+    Faults(faults::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         Xtask::Dependencies(arguments) => dependencies::main(&arguments),
         Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
+        Xtask::Faults(arguments) => faults::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

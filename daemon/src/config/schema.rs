@@ -128,7 +128,13 @@ pub static SCHEMA: &[Setting] = &[
         "6",
         "How long routers trust this node's workers without a sign of the daemon.",
     ),
-    fixed("policy.hold_down_ms", ms(0, HOUR_MS), "10000", "How long a lost worker that recovers stays unlisted."),
+    fixed(
+        "policy.hold_down_ms",
+        ms(0, HOUR_MS),
+        "10000",
+        "How long a lost worker that recovers stays unlisted; doubles with every loss in a row, up to 32 times. From the \
+         second loss on, its next process is held down too.",
+    ),
     fixed(
         "policy.near_certain_recheck_ms",
         ms(100, HOUR_MS),
@@ -139,7 +145,7 @@ pub static SCHEMA: &[Setting] = &[
         "policy.soft_withdrawals_per_minute",
         count(0, 10_000),
         "4",
-        "Most withdrawals a minute on anything but process evidence.",
+        "Most withdrawals a minute on anything but process evidence; the rest is held back, and said.",
     ),
     fixed(
         "declare.enabled",
