@@ -103,7 +103,7 @@ impl StatusServer {
         tracing::info!(%listen, socket = %file.path.display(), "answering");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
-            result = axum::serve(http, http::router(hub, metrics)) => result.map_err(|error| ended(&error)),
+            () = http::serve(http, http::router(hub, metrics), http::Limits::default()) => Ok(()),
         }
     }
 }
