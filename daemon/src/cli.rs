@@ -1,24 +1,33 @@
-//! The command line: `lastgasp run`, `status`, `events`, `check-config`, `doctor`, `create-buckets`.
+//! The command line: `lastgasp run`, and all that asks a running daemon or needs none.
+
+mod ask;
+mod control;
+mod manual;
+mod output;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use futures_util::StreamExt;
-use jiff::Timestamp;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::schema::SCHEMA;
+use crate::config::schema::{SCHEMA, Setting};
 use crate::config::{Config, ConfigError, Override, Problem};
 use crate::doctor::{self, Verdict};
 use crate::effects::nats::{self, NatsError};
-use crate::status::client::{self, ClientError};
-use crate::status::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
-use crate::status::render::{self, Style};
-use crate::supervisor::{self, RunError, RunOptions};
+use crate::log;
+use crate::status::client::ClientError;
+use crate::status::render::Style;
+use crate::status::story::NoSuchDeath;
+use crate::supervisor::{self, RunError, RunOptions, SidecarError, SidecarOptions};
+use ask::{DeathArgs, DeathsArgs, EventsArgs, StatusArgs, asking};
+use control::{DrainArgs, UndrainArgs, WithdrawArgs};
+use manual::{CompletionsArgs, ManArgs};
+use output::{OutputArgs, say, say_json, style};
 
 /// Exit codes, after sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +40,14 @@ pub enum Exit {
     Broken,
     /// 64: the command line is wrong.
     Usage,
+    /// 66: no such worker, or no such death.
+    NoInput,
     /// 69: no daemon answers, or for `run`, a live lease of this node's name refuses us.
     Unavailable,
+    /// 75: for `run --sidecar`, the engine did not serve within the startup deadline.
+    NotYet,
+    /// 77: the daemon's socket may not be opened.
+    NotAllowed,
     /// 78: the configuration is wrong.
     Config,
 }
@@ -44,7 +59,10 @@ impl From<Exit> for ExitCode {
             Exit::Failed => 1,
             Exit::Broken => 2,
             Exit::Usage => 64,
+            Exit::NoInput => 66,
             Exit::Unavailable => 69,
+            Exit::NotYet => 75,
+            Exit::NotAllowed => 77,
             Exit::Config => 78,
         })
     }
@@ -54,12 +72,15 @@ const EXAMPLES: &str = "\
 Examples:
   lastgasp run --config /etc/lastgasp.toml        watch the workers named there
   lastgasp status                                 what the daemon of this node knows
-  lastgasp events --follow --json | jq .          certificates and state changes as they happen
+  lastgasp events --follow                        state changes and deaths as they happen
+  lastgasp death vllm-0                           how that worker died last, moment by moment
+  lastgasp drain vllm-0 --deadline 10m            no new work for it; its streams go on for a while
   lastgasp check-config --config lastgasp.toml    is the configuration right?
   lastgasp doctor --config /etc/lastgasp.toml     would it work here, and what is missing?
 
-Exit codes: 0 as asked, 1 failed, 64 wrong command line, 69 no daemon answers (for run: a live
-daemon has this node's name), 78 wrong configuration.";
+Exit codes: 0 as asked, 1 failed or refused, 64 wrong command line, 66 no such worker or death, 69 no
+daemon answers (for run: a live daemon has this node's name), 77 the daemon's socket may not be
+opened, 78 wrong configuration. `doctor` has its own.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -67,23 +88,13 @@ Examples:
   lastgasp run --config lastgasp.toml --mode observe      decide and report, change nothing
   lastgasp run --config lastgasp.toml --no-ebpf           without root: pidfd and health only
   LASTGASP_NATS_URL=nats://nats:4222 lastgasp run --config lastgasp.toml
+  lastgasp run --sidecar --config lastgasp.toml           in an engine's pod: end when it is lost
 
 Every setting can be given by environment too: `lastgasp check-config --settings` lists them all.
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 64 wrong command line, 69 a live daemon has this
-node's name, 78 wrong configuration.";
-
-const STATUS_EXAMPLES: &str = "\
-Examples:
-  lastgasp status
-  lastgasp status --watch
-  lastgasp status --json | jq -r '.workers[] | [.worker, .state] | @tsv'";
-
-const EVENTS_EXAMPLES: &str = "\
-Examples:
-  lastgasp events
-  lastgasp events --follow
-  lastgasp events --json | jq 'select(.event == \"certificate\") | .cause'";
+Exit codes: 0 after SIGTERM or SIGINT, 1 failed (for --sidecar also: the engine was lost, and is
+withdrawn), 64 wrong command line, 69 a live daemon has this node's name, 75 the engine did not serve
+within --startup-deadline, 78 wrong configuration.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -131,17 +142,38 @@ enum Command {
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Show what the daemon of this node knows
-    #[command(after_help = STATUS_EXAMPLES)]
+    #[command(after_help = ask::STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show what has happened on this node
-    #[command(after_help = EVENTS_EXAMPLES)]
+    #[command(after_help = ask::EVENTS_EXAMPLES)]
     Events(EventsArgs),
+    /// List the deaths that are known
+    #[command(after_help = ask::DEATHS_EXAMPLES)]
+    Deaths(DeathsArgs),
+    /// Tell how a worker died, moment by moment
+    #[command(after_help = ask::DEATH_EXAMPLES)]
+    Death(DeathArgs),
+    /// Give a worker no new work, and move its streams after a while
+    #[command(after_help = control::drain_examples())]
+    Drain(DrainArgs),
+    /// Take a drained or withdrawn worker into service again
+    #[command(after_help = control::undrain_examples())]
+    Undrain(UndrainArgs),
+    /// Take a worker out of discovery at once, and move its streams
+    #[command(after_help = control::withdraw_examples())]
+    Withdraw(WithdrawArgs),
     /// Say whether a configuration is right, without running anything
     #[command(after_help = CHECK_EXAMPLES)]
     CheckConfig(CheckArgs),
     /// Say whether lastgasp works on this node, and what is missing
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Print a script that completes this command line in a shell
+    #[command(after_help = manual::COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages, for packages
+    #[command(after_help = manual::MAN_EXAMPLES, hide = true)]
+    Man(ManArgs),
     /// Make the buckets and the stream of certificates on NATS, where a daemon may not
     #[command(after_help = CREATE_EXAMPLES)]
     CreateBuckets(ConfigArgs),
@@ -188,12 +220,39 @@ struct RunArgs {
     /// Written, in one step, once the sensors are attached and the first scan is over
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    sidecar: SidecarArgs,
     /// What to log, as `debug` or `info,lastgasp::core=trace`
     #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info")]
     log: String,
     /// How to log, to standard error
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
+}
+
+/// In the pod of one engine.
+#[derive(Debug, Args)]
+struct SidecarArgs {
+    /// Watch the one engine of this pod by pidfd, and end with 1 when it was lost and is withdrawn
+    #[arg(long)]
+    sidecar: bool,
+    /// Name of the pod; the node is then NODE/POD. Default: the host name
+    #[arg(long, value_name = "NAME", env = "LASTGASP_POD")]
+    pod: Option<String>,
+    /// How long a sidecar waits for its engine to serve, in seconds
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_STARTUP_DEADLINE", default_value_t = 1800)]
+    startup_deadline: u32,
+}
+
+impl SidecarArgs {
+    fn options(self, config: &mut Config) -> Result<Option<SidecarOptions>, SidecarError> {
+        let Self { sidecar, pod, startup_deadline } = self;
+        if !sidecar {
+            return Ok(None);
+        }
+        let pod = pod.or_else(crate::config::host_name).unwrap_or_default();
+        SidecarOptions::new(config, &pod, Duration::from_secs(startup_deadline.into())).map(Some)
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -205,49 +264,22 @@ enum LogFormat {
 }
 
 #[derive(Debug, Args)]
-struct SocketArgs {
-    /// The daemon's socket
-    #[arg(long, value_name = "PATH", env = "LASTGASP_STATUS_SOCKET", default_value = "/run/lastgasp/lastgasp.sock")]
-    socket: PathBuf,
-    /// As JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct StatusArgs {
-    #[command(flatten)]
-    socket: SocketArgs,
-    /// Again after every change, until interrupted; as JSON, one object a line
-    #[arg(long)]
-    watch: bool,
-}
-
-#[derive(Debug, Args)]
-struct EventsArgs {
-    #[command(flatten)]
-    socket: SocketArgs,
-    /// Go on with events as they happen, until interrupted
-    #[arg(long)]
-    follow: bool,
-}
-
-#[derive(Debug, Args)]
 struct CheckArgs {
     #[command(flatten)]
     config: ConfigArgs,
     /// List every setting instead: default, environment variable, what is allowed, what it is for
     #[arg(long)]
     settings: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
 struct DoctorArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// As JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Why a command did not do what was asked.
@@ -256,11 +288,23 @@ enum CliError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
+    Sidecar(#[from] SidecarError),
+    #[error(transparent)]
     Run(#[from] RunError),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error("--log {filter:?}: {error}; as an example, info,lastgasp::core=trace")]
     LogFilter { filter: String, error: tracing_subscriber::filter::ParseError },
+    #[error("no worker {worker:?} on {node}; {}", there_are(.known))]
+    NoSuchWorker { node: String, worker: String, known: Vec<String> },
+    #[error(transparent)]
+    NoSuchDeath(#[from] NoSuchDeath),
+    #[error("nothing was done: whether that is meant can only be asked on a terminal; add --yes")]
+    NobodyToAsk,
+    #[error("nothing was done")]
+    NotMeant,
+    #[error("{}: {error}; name a folder that can be written", path.display())]
+    NotWritten { path: PathBuf, error: io::Error },
     #[error(transparent)]
     Nats(#[from] NatsError),
     #[error("not made: {0}")]
@@ -272,15 +316,38 @@ enum CliError {
 impl CliError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::Nats(NatsError::Login(_)) => Exit::Config,
+            Self::Config(_) | Self::Sidecar(_) | Self::Nats(NatsError::Login(_)) => Exit::Config,
             Self::Run(error) => error.exit(),
             Self::Client(ClientError::NotThere { .. } | ClientError::Ended(_)) => Exit::Unavailable,
-            Self::LogFilter { .. } => Exit::Usage,
+            Self::Client(ClientError::NotAllowed { .. }) => Exit::NotAllowed,
+            Self::Client(ClientError::NoSuchWorker(_)) | Self::NoSuchWorker { .. } | Self::NoSuchDeath(_) => {
+                Exit::NoInput
+            }
+            Self::LogFilter { .. } | Self::NobodyToAsk => Exit::Usage,
             // `lastgasp events | head` ends like this.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Clean,
-            Self::Client(_) | Self::Nats(_) | Self::NotMade(_) | Self::Output(_) => Exit::Failed,
+            Self::Client(_)
+            | Self::Nats(_)
+            | Self::NotMade(_)
+            | Self::Output(_)
+            | Self::NotMeant
+            | Self::NotWritten { .. } => Exit::Failed,
         }
     }
+}
+
+fn there_are(workers: &[String]) -> String {
+    match workers {
+        [] => "there are none".to_owned(),
+        [one] => format!("there is {one}"),
+        many => format!("there are {}", many.join(", ")),
+    }
+}
+
+/// The whole command line, as clap describes it.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Does what the command line says.
@@ -295,8 +362,15 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     };
     let result = match cli.command {
         Command::Run(args) => run(args),
-        Command::Status(args) => asking(status(args)),
-        Command::Events(args) => asking(events(args)),
+        Command::Status(args) => asking(ask::status(args)),
+        Command::Events(args) => asking(ask::events(args)),
+        Command::Deaths(args) => asking(ask::deaths(args)),
+        Command::Death(args) => asking(ask::death(args)),
+        Command::Drain(args) => asking(control::drain(args)),
+        Command::Undrain(args) => asking(control::undrain(args)),
+        Command::Withdraw(args) => asking(control::withdraw(args)),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::CheckConfig(args) => check_config(&args),
         Command::CreateBuckets(args) => create_buckets(&args),
         Command::Doctor(args) => match examine(&args) {
@@ -312,9 +386,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
             let exit = error.exit();
             match error {
                 // Each line begins with its place, as compilers write it, so that editors find it.
-                CliError::Config(ConfigError::Invalid(_)) => eprintln!("{error}"),
+                CliError::Config(ConfigError::Invalid(_)) => drop(writeln!(log::Stderr, "{error}")),
                 _ if exit == Exit::Clean => {}
-                _ => eprintln!("lastgasp: {error}"),
+                _ => drop(writeln!(log::Stderr, "lastgasp: {error}")),
             }
             exit
         }
@@ -324,19 +398,22 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
 // === run ===
 
 fn run(args: RunArgs) -> Result<(), CliError> {
-    let RunArgs { config, ready_file, log, log_format } = args;
-    let (config, warnings) = config.load()?;
+    let RunArgs { config, ready_file, sidecar, log, log_format } = args;
+    let (mut config, mut warnings) = config.load()?;
+    warnings.extend(config.misfits());
+    let sidecar = sidecar.options(&mut config)?;
     start_logging(&log, log_format)?;
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
-    Ok(supervisor::run(config, RunOptions { ready_file, warnings })?)
+    let warnings = warnings.iter().map(ToString::to_string).collect();
+    Ok(supervisor::run(config, RunOptions { ready_file, warnings, sidecar })?)
 }
 
 fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|error| CliError::LogFilter { filter: filter.to_owned(), error })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Stderr);
     match format {
         LogFormat::Text => builder.with_ansi(style(&io::stderr()) == Style::Coloured).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
@@ -344,85 +421,35 @@ fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
     Ok(())
 }
 
-// === status and events ===
-
-/// How often ages in a watched table move on without any change.
-const REDRAW: Duration = Duration::from_secs(1);
-
-fn asking(command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        tokio::select! {
-            result = command => result,
-            // The usual end of --watch and --follow.
-            _ = tokio::signal::ctrl_c() => Ok(()),
-        }
-    })
-}
-
-async fn status(args: StatusArgs) -> Result<(), CliError> {
-    let StatusArgs { socket: SocketArgs { socket, json }, watch } = args;
-    let mut client = client::connect(&socket).await?;
-    let style = style(&io::stdout());
-    if !watch {
-        let status = client.get_status(GetStatusRequest {}).await.map_err(ClientError::from)?.into_inner();
-        return if json {
-            say(&format!("{}\n", serde_json::to_string_pretty(&status).map_err(io::Error::from)?))
-        } else {
-            say(&render::status(&status, Timestamp::now(), style))
-        };
-    }
-    let mut changes = client.watch_status(WatchStatusRequest {}).await.map_err(ClientError::from)?.into_inner();
-    let terminal = io::stdout().is_terminal();
-    let mut redraw = tokio::time::interval(REDRAW);
-    let mut latest = None;
-    loop {
-        let changed = tokio::select! {
-            change = changes.next() => {
-                latest = Some(change.ok_or_else(|| ClientError::Ended("it closed the stream".to_owned()))?.map_err(ClientError::from)?);
-                true
-            }
-            _ = redraw.tick() => false,
-        };
-        let Some(status) = &latest else { continue };
-        if json {
-            if changed {
-                say(&format!("{}\n", serde_json::to_string(status).map_err(io::Error::from)?))?;
-            }
-        } else if terminal {
-            // Home, and clear to the end of the screen (ECMA-48 CUP and ED).
-            say(&format!("\u{1b}[H\u{1b}[J{}", render::status(status, Timestamp::now(), style)))?;
-        } else if changed {
-            say(&format!("{}\n", render::status(status, Timestamp::now(), style)))?;
-        }
-    }
-}
-
-async fn events(args: EventsArgs) -> Result<(), CliError> {
-    let EventsArgs { socket: SocketArgs { socket, json }, follow } = args;
-    let mut client = client::connect(&socket).await?;
-    let style = style(&io::stdout());
-    let mut events = client.events(EventsRequest { follow }).await.map_err(ClientError::from)?.into_inner();
-    while let Some(event) = events.next().await {
-        let event = event.map_err(ClientError::from)?;
-        let line = if json { render::event_json(&event) } else { render::event(&event, style) };
-        say(&format!("{line}\n"))?;
-    }
-    if follow { Err(ClientError::Ended("it closed the stream".to_owned()).into()) } else { Ok(()) }
-}
-
 // === check-config ===
 
 fn check_config(args: &CheckArgs) -> Result<(), CliError> {
-    let CheckArgs { config: args, settings } = args;
+    let CheckArgs { config: args, settings, output } = args;
+    let json = output.is_json();
     if *settings {
-        return say(&settings_text());
+        return if json { say_json(&settings_json()) } else { say(&settings_text()) };
     }
-    let (config, warnings) = args.load()?;
+    let (config, mut warnings) = match args.load() {
+        Err(ConfigError::Invalid(problems)) if json => {
+            say_json(&json!({"right": false, "problems": as_texts(&problems)}))?;
+            return Err(ConfigError::Invalid(problems).into());
+        }
+        loaded => loaded?,
+    };
+    warnings.extend(config.misfits());
+    let workers: Vec<&str> = config.workers.iter().map(|worker| worker.name.as_str()).collect();
+    if json {
+        return say_json(&json!({
+            "right": true,
+            "node": config.node.as_str(),
+            "mode": config.mode.as_str(),
+            "workers": workers,
+            "warnings": as_texts(&warnings),
+        }));
+    }
     for warning in &warnings {
         eprintln!("lastgasp: warning: {warning}");
     }
-    let workers: Vec<&str> = config.workers.iter().map(|worker| worker.name.as_str()).collect();
     let file = args.config.as_deref().unwrap_or(Path::new("configuration")).display();
     say(&format!(
         "{file}: right; node {}, mode {}, workers ({}): {}\n",
@@ -431,6 +458,23 @@ fn check_config(args: &CheckArgs) -> Result<(), CliError> {
         workers.len(),
         workers.join(", ")
     ))
+}
+
+fn as_texts(problems: &[Problem]) -> Vec<String> {
+    problems.iter().map(ToString::to_string).collect()
+}
+
+fn settings_json() -> Vec<serde_json::Value> {
+    let one = |setting: &Setting| {
+        json!({
+            "path": setting.path,
+            "help": setting.help,
+            "allowed": setting.kind.allowed(),
+            "default": setting.default,
+            "variable": setting.env(),
+        })
+    };
+    SCHEMA.iter().map(one).collect()
 }
 
 // === create-buckets ===
@@ -471,32 +515,16 @@ fn settings_text() -> String {
 // === doctor ===
 
 fn examine(args: &DoctorArgs) -> Result<Verdict, CliError> {
-    let DoctorArgs { config, json } = args;
+    let DoctorArgs { config, output } = args;
     let report = doctor::examine(config.load())?;
-    let text = if *json { format!("{}\n", report.json()) } else { doctor::text(&report, style(&io::stdout())) };
+    let text =
+        if output.is_json() { format!("{}\n", report.json()) } else { doctor::text(&report, style(&io::stdout())) };
     say(&text)?;
     Ok(report.verdict)
 }
 
-// === output ===
-
-/// `println!` would panic when the reader has gone.
-fn say(text: &str) -> Result<(), CliError> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-/// Colours for a terminal whose user has not said no (no-color.org).
-fn style(stream: &impl IsTerminal) -> Style {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if stream.is_terminal() && !refused { Style::Coloured } else { Style::Plain }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -518,6 +546,27 @@ mod tests {
         let Command::Status(StatusArgs { socket, .. }) = cli.command else { panic!("{cli:?}") };
         let setting = SCHEMA.iter().find(|setting| setting.path == "status.socket").unwrap();
         assert_eq!(socket.socket.to_str(), setting.default);
+    }
+
+    #[test]
+    fn the_short_form_of_json_stands_for_the_long_one() {
+        for flags in [&["--json"][..], &["--output", "json"], &["-o", "json"]] {
+            let cli = Cli::try_parse_from([&["lastgasp", "deaths"], flags].concat()).unwrap();
+            let Command::Deaths(args) = cli.command else { panic!("{cli:?}") };
+            assert!(args.socket.output.is_json(), "{flags:?}");
+        }
+        assert!(Cli::try_parse_from(["lastgasp", "deaths", "--json", "--output", "text"]).is_err());
+    }
+
+    #[test]
+    fn every_help_text_has_examples_and_no_line_is_too_long() {
+        let mut whole = Cli::command();
+        for name in whole.get_subcommands().map(|command| command.get_name().to_owned()).collect::<Vec<_>>() {
+            let help = whole.find_subcommand_mut(&name).unwrap().render_long_help().to_string();
+            assert!(help.contains("Examples:\n  lastgasp"), "{name}: {help}");
+            let after = help.split("Examples:").nth(1).unwrap();
+            assert!(after.lines().all(|line| line.len() <= 112), "{name}: {after}");
+        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub enum Loss {
     Moment,
     /// A record that the server refuses to write or delete. It is tried again; somebody has to act.
     RefusedRecord,
+    /// Lines of the log that could not be written.
+    Log,
     /// A signal to routers that could not be published. The record's deletion says the same.
     Signal,
     /// A death certificate that was not kept on the server.
@@ -59,6 +61,7 @@ impl Loss {
             Self::Follower,
             Self::Moment,
             Self::RefusedRecord,
+            Self::Log,
             Self::Signal,
             Self::Certificate,
         ])
@@ -75,6 +78,7 @@ impl Loss {
             Self::Pidfd => "pidfd",
             Self::Follower => "channel",
             Self::Moment | Self::RefusedRecord => "effect",
+            Self::Log => "log",
             Self::Signal | Self::Certificate => "publish",
         }
     }
@@ -95,6 +99,7 @@ impl Loss {
             Self::Pidfd => "open",
             Self::Follower => "follower",
             Self::Moment => "moment",
+            Self::Log => "line",
             Self::Signal => "signal",
             Self::Certificate => "certificate",
         }

@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lastgasp_protocol::CauseKind;
+use lastgasp_protocol::kv::Fault;
+use prometheus::proto::MetricType;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
@@ -59,6 +62,19 @@ pub struct Metrics {
     pub sensor: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
+    /// 1 for what is wrong with NATS, 0 for what is not, by `fault`.
+    pub nats_faults: IntGaugeVec,
+}
+
+/// A counter, as the status page shows it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Counter {
+    /// Name without `lastgasp_` and `_total`.
+    pub name: String,
+    /// Values of its labels.
+    pub labels: String,
+    /// How often.
+    pub value: u64,
 }
 
 impl Metrics {
@@ -117,6 +133,7 @@ impl Metrics {
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
             ),
+            nats_faults: gauges(&registry, "nats_faults", "1 for what is wrong with NATS.", &["fault"]),
             registry,
         };
         let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
@@ -125,8 +142,18 @@ impl Metrics {
         for loss in Loss::all() {
             metrics.lose(loss, 0);
         }
-        for reason in HeldBack::ALL {
-            metrics.notices.with_label_values(&[reason.as_str()]).reset();
+        metrics.set_nats_faults(&[]);
+        for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
+            metrics.notices.with_label_values(&[kind]).reset();
+        }
+        for cause in CauseKind::ALL {
+            metrics.deaths.with_label_values(&[cause.as_str()]).reset();
+        }
+        for action in ["drain", "move"] {
+            metrics.signals.with_label_values(&[action]).reset();
+        }
+        for phase in ["received", "done"] {
+            metrics.router_answers.with_label_values(&[phase]).reset();
         }
         metrics
     }
@@ -137,6 +164,13 @@ impl Metrics {
         TextEncoder::new()
             .encode_to_string(&self.registry.registry.gather())
             .expect("every metric has a name and a value")
+    }
+
+    /// Says which faults NATS has now.
+    pub fn set_nats_faults(&self, faults: &[Fault]) {
+        for fault in Fault::ALL {
+            self.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(faults.contains(&fault)));
+        }
     }
 
     /// Puts a worker into one of [`WORKER_STATES`] and out of the others.
@@ -167,10 +201,31 @@ impl Metrics {
         self.losses.with_label_values(&[loss.hop(), loss.kind()]).inc_by(count);
     }
 
-    /// Every metric's name, also of those that have no value yet.
+    /// Every metric, also those that have no value yet, in the order in which they are defined.
     #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        self.registry.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn families(&self) -> Vec<Family> {
+        self.registry.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Every counter above zero but losses, which the status has, for the status page.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        let mut counters = Vec::new();
+        for family in self.registry.registry.gather() {
+            let name = family.name().trim_start_matches("lastgasp_").trim_end_matches("_total").to_owned();
+            if family.get_field_type() != prometheus::proto::MetricType::COUNTER || name == "losses" {
+                continue;
+            }
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter().map(|pair| pair.value()).collect::<Vec<_>>().join(", ");
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter of events")]
+                let value = metric.get_counter().get_value() as u64;
+                if value > 0 {
+                    counters.push(Counter { name: name.clone(), labels, value });
+                }
+            }
+        }
+        counters
     }
 
     /// All that was lost so far, for the status.
@@ -205,11 +260,24 @@ impl Default for Metrics {
     }
 }
 
-/// The registry, and the names in it: it does not tell those of metrics without a value.
+/// What a metric is, whether it has a value or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Family {
+    /// Its full name.
+    pub name: String,
+    /// What it says, in a sentence.
+    pub help: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// The names of its labels.
+    pub labels: Vec<String>,
+}
+
+/// The registry, and what is in it: it does not tell of metrics without a value.
 #[derive(Debug, Clone, Default)]
 struct Catalogue {
     registry: Registry,
-    names: Arc<Mutex<Vec<String>>>,
+    families: Arc<Mutex<Vec<Family>>>,
 }
 
 fn options(name: &str, help: &str) -> Opts {
@@ -223,8 +291,18 @@ fn registered<T: prometheus::core::Collector + Clone + 'static>(
 ) -> T {
     let metric = metric.expect("names of metrics are valid");
     registry.registry.register(Box::new(metric.clone())).expect("names of metrics differ");
-    let names = metric.desc().into_iter().map(|desc| desc.fq_name.clone());
-    registry.names.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
+    let kind = match metric.collect().first().map(prometheus::proto::MetricFamily::get_field_type) {
+        Some(MetricType::GAUGE) => "gauge",
+        Some(MetricType::HISTOGRAM) => "histogram",
+        _ => "counter",
+    };
+    let families = metric.desc().into_iter().map(|desc| Family {
+        name: desc.fq_name.clone(),
+        help: desc.help.clone(),
+        kind,
+        labels: desc.variable_labels.clone(),
+    });
+    registry.families.lock().unwrap_or_else(PoisonError::into_inner).extend(families);
     metric
 }
 
@@ -288,9 +366,12 @@ mod tests {
     }
 
     #[test]
-    fn names_are_known_before_there_are_values() {
+    fn metrics_are_known_before_there_are_values() {
         let metrics = Metrics::new();
-        assert!(!metrics.text().contains("lastgasp_deaths_total"));
-        assert!(metrics.names().contains(&"lastgasp_deaths_total".to_owned()));
+        assert!(!metrics.text().contains("lastgasp_withdrawals_total"));
+        let families = metrics.families();
+        let withdrawals =
+            families.iter().find(|family| family.name == "lastgasp_withdrawals_total").expect("it is defined");
+        assert_eq!((withdrawals.kind, withdrawals.labels.join(",")), ("counter", "cause,outcome".to_owned()));
     }
 }

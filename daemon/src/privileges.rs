@@ -13,6 +13,8 @@ pub enum Span {
     Loading,
     /// As long as the daemon runs.
     Running,
+    /// As long as the daemon runs, if it is to destroy connections.
+    Severing,
 }
 
 /// A capability that the daemon makes use of.
@@ -27,7 +29,7 @@ pub struct Use {
 }
 
 /// Every capability that is of use. All others are given up at the start.
-pub const USES: [Use; 6] = [
+pub const USES: [Use; 8] = [
     Use {
         capability: Capability::CAP_BPF,
         span: Span::Loading,
@@ -56,6 +58,16 @@ pub const USES: [Use; 6] = [
         span: Span::Running,
         without: "/dev/kmsg, where drivers report GPU faults, is not readable",
     },
+    Use {
+        capability: Capability::CAP_NET_ADMIN,
+        span: Span::Severing,
+        without: "connections cannot be destroyed, which sever asks for",
+    },
+    Use {
+        capability: Capability::CAP_SYS_ADMIN,
+        span: Span::Severing,
+        without: "connections in other network namespaces cannot be destroyed, which sever asks for",
+    },
 ];
 
 /// The capability's name, as `CAP_BPF`.
@@ -68,6 +80,7 @@ pub const fn name(capability: Capability) -> &'static str {
         Capability::CAP_DAC_READ_SEARCH => "CAP_DAC_READ_SEARCH",
         Capability::CAP_KILL => "CAP_KILL",
         Capability::CAP_SYSLOG => "CAP_SYSLOG",
+        Capability::CAP_NET_ADMIN => "CAP_NET_ADMIN",
         Capability::CAP_SYS_ADMIN => "CAP_SYS_ADMIN",
         _ => "another capability",
     }
@@ -118,7 +131,8 @@ pub struct Reduced {
     pub dropped: Vec<Capability>,
 }
 
-/// Gives up, in this thread, every capability but those of [`Span::Running`].
+/// Gives up, in this thread, every capability but those of [`Span::Running`] and, with `severing`,
+/// those of [`Span::Severing`].
 ///
 /// Must run after the programs are loaded and before there is another thread. `maps_work` says
 /// whether the programs' maps can still be used: kernels before 5.19 refuse that without `CAP_BPF`
@@ -127,10 +141,15 @@ pub struct Reduced {
 ///
 /// # Errors
 /// The kernel refuses, which it never does for less than one has.
-pub fn reduce(maps_work: impl FnOnce() -> bool) -> Result<Reduced, caps::errors::CapsError> {
+pub fn reduce(severing: bool, maps_work: impl FnOnce() -> bool) -> Result<Reduced, caps::errors::CapsError> {
     let before = caps::read(None, CapSet::Permitted)?;
-    let used = |span| USES.iter().filter(move |used| used.span == span).map(|used| used.capability);
-    let mut keep: CapsHashSet = used(Span::Running).filter(|capability| before.contains(capability)).collect();
+    let used = USES.iter().filter(|used| match used.span {
+        Span::Loading => false,
+        Span::Running => true,
+        Span::Severing => severing,
+    });
+    let mut keep: CapsHashSet =
+        used.map(|used| used.capability).filter(|capability| before.contains(capability)).collect();
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Effective, &keep)?;
     if before.contains(&Capability::CAP_BPF) && !maps_work() {
@@ -170,7 +189,7 @@ mod tests {
     fn what_is_only_for_loading_is_gone_afterwards_for_good() {
         std::thread::spawn(|| {
             let before = effective();
-            let reduced = reduce(|| true).expect("less is always permitted");
+            let reduced = reduce(false, || true).expect("less is always permitted");
             assert_eq!(effective(), reduced.held);
             assert_eq!(sorted(caps::read(None, CapSet::Permitted).unwrap()), reduced.held);
             for gone in [Capability::CAP_BPF, Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN] {
@@ -188,7 +207,7 @@ mod tests {
     fn where_the_maps_need_it_the_capability_stays() {
         std::thread::spawn(|| {
             let had = holds(Capability::CAP_BPF);
-            let reduced = reduce(|| false).expect("less is always permitted");
+            let reduced = reduce(false, || false).expect("less is always permitted");
             assert_eq!(holds(Capability::CAP_BPF), had);
             assert_eq!(reduced.held.contains(&Capability::CAP_BPF), had);
             assert!(!holds(Capability::CAP_PERFMON));

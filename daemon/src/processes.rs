@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lastgasp_ebpf::{Event, EventFlags, EventKind};
+use lastgasp_ebpf::{Event, EventFlags, EventKind, NO_SLOT};
 use lastgasp_protocol::Sender;
 
 use crate::core::{Addressee, Direction, Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
@@ -70,6 +70,8 @@ pub enum Noticed {
     LookAt(ProcessId),
     /// A critical process runs another program, which may be the same one again.
     Executed(ProcessId),
+    /// A process of nobody's runs another program, and with it may have got another environment.
+    StrangerExecuted(ProcessId),
     /// A signal was sent to the supervisor of these workers.
     SupervisorSignalled(Vec<Evidence>),
     /// Connections of a serving port were reset.
@@ -304,7 +306,9 @@ impl Processes {
                 event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
             }
             EventKind::Exec | EventKind::Rename => {
-                let tracked = self.get(id)?;
+                let Some(tracked) = self.get(id) else {
+                    return (event.slot == NO_SLOT).then_some(Noticed::StrangerExecuted(id));
+                };
                 match (tracked.critical, event.kind()?) {
                     (false, _) => Some(Noticed::LookAt(id)),
                     (true, EventKind::Exec) => Some(Noticed::Executed(id)),
@@ -468,6 +472,16 @@ mod tests {
         let left: Vec<u32> =
             processes.tree(W).iter().filter(|tracked| !tracked.exit_seen).map(|tracked| tracked.id.tgid).collect();
         assert_eq!(left, [201, 202]);
+    }
+
+    #[test]
+    fn an_exec_of_a_process_of_nobodys_is_told_until_it_is_somebodys() {
+        let mut processes = tree();
+        let exec = |tgid| Event { slot: NO_SLOT, ..event(EventKind::Exec, tgid, 8) };
+        assert_eq!(processes.event(&exec(300)), Some(Noticed::StrangerExecuted(id(300))));
+        assert_eq!(processes.event(&event(EventKind::Exec, 300, 8)), None, "one that was watched, and is forgotten");
+        forked(&mut processes, 200, 100);
+        assert_eq!(processes.event(&exec(200)), Some(Noticed::LookAt(id(200))));
     }
 
     #[test]

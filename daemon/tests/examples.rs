@@ -26,11 +26,38 @@ fn the_example_configuration_is_right() {
     assert_eq!(reads(&path, &text).workers.len(), 1);
 }
 
+/// Those of the cluster; what is rendered with them is tried by `tests/deploy`.
 #[test]
-fn the_configuration_in_the_daemonset_is_right() {
-    let (path, yaml) = deploy("kubernetes/daemonset.yaml");
-    let (_, after) = yaml.split_once("lastgasp.toml: |\n").expect("a ConfigMap with the file");
-    let text: String =
-        after.lines().map_while(|line| line.strip_prefix("    ")).fold(String::new(), |text, line| text + line + "\n");
-    assert_eq!(reads(&path, &text).workers.len(), 1);
+fn the_configurations_of_the_overlays_are_right() {
+    for (overlay, workers) in [("minimal", 1), ("full", 0)] {
+        let (path, text) = deploy(&format!("kubernetes/overlays/{overlay}/lastgasp.toml"));
+        let config = reads(&path, &text);
+        assert_eq!((config.workers.len(), config.misfits().len()), (workers, 0));
+    }
+}
+
+/// What the Debian package is made of (`cargo deb`).
+#[test]
+fn everything_that_the_package_holds_is_there() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::fs::read_to_string(package.join("Cargo.toml")).expect("its manifest");
+    let manifest: toml::Table = manifest.parse().expect("TOML");
+    let deb = &manifest["package"]["metadata"]["deb"];
+    let assets: Vec<(&str, &str)> = deb["assets"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|asset| (asset[0].as_str().expect("a source"), asset[1].as_str().expect("a place")))
+        .collect();
+    for (source, _) in &assets {
+        // cargo-deb builds these.
+        let built =
+            source.strip_prefix("target/release/").is_some_and(|name| ["lastgasp", "lastgasp-router"].contains(&name));
+        assert!(built || package.join(source).is_file(), "{source}");
+    }
+    let conf = deb["conf-files"][0].as_str().expect("a file");
+    assert!(assets.iter().any(|(_, place)| format!("/{place}") == conf), "{conf}");
+    // The unit runs what the package installs, with the configuration that it installs.
+    let (_, unit) = deploy("systemd/lastgasp.service");
+    assert!(unit.contains(&format!("ExecStart=/usr/bin/lastgasp run --config {conf}\n")), "{unit}");
 }

@@ -6,9 +6,10 @@ use core::mem::{offset_of, size_of};
 /// include/linux/sched.h).
 pub const COMM_BYTES: usize = 16;
 
-/// The slot of an event whose worker the kernel side could not tell.
+/// The slot of an event whose worker the kernel side could not tell, if it has one at all.
 ///
-/// Only an OOM event of an old kernel has it, see [`EventFlags::TGID_UNKNOWN`].
+/// An OOM event of an old kernel has it, see [`EventFlags::TGID_UNKNOWN`], and an
+/// [`EventKind::Exec`] of a process that nobody watches.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// What happened. The number is also the index into the `DROPPED` map.
@@ -25,7 +26,8 @@ pub enum EventKind {
     SignalDeliver = 1,
     /// A watched process made a child process; the child is watched from now on.
     Fork = 2,
-    /// A watched process runs another program now.
+    /// A watched process runs another program now; or, under [`NO_SLOT`], a process that nobody
+    /// watches, of which only so many are told as user space has asked for.
     Exec = 3,
     /// The group leader of a watched process got another `comm`.
     Rename = 4,

@@ -18,6 +18,6 @@ mod user;
 
 pub use event::{COMM_BYTES, Event, EventFlags, EventKind, NO_SLOT};
 pub use maps::{
-    EVENTS_BYTES, ListenerKey, NANOS_PER_TICK, RESET_WINDOW, ResetKey, ResetWindow, SignalledKey, WATCHED_MAX, Watched,
-    start_ticks,
+    EVENTS_BYTES, ListenerKey, NANOS_PER_TICK, PORT_WORDS, RESET_WINDOW, ResetKey, ResetWindow, SignalledKey,
+    WATCHED_MAX, Watched, port_bit, start_ticks,
 };

@@ -39,8 +39,8 @@
 //! `tcp_send_reset` and `tcp_receive_reset` count what rude clients do, and tell of it once a second.
 //!
 //! `fork` makes children watched before they run, `exec` and `rename` tell user
-//! space that a process may have got another role, `mark_victim` says that it
-//! was the OOM killer.
+//! space that a process may have got another role, and `exec` that a process may have
+//! declared itself a worker; `mark_victim` says that it was the OOM killer.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 #[cfg(target_arch = "bpf")]

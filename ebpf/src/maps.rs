@@ -54,6 +54,15 @@ pub struct ListenerKey {
     pub port: u32,
 }
 
+/// Words of `PORT_BITS`, which has a bit for each TCP port.
+pub const PORT_WORDS: u32 = (1 << 16) / u64::BITS;
+
+/// Where a port's bit is: its word in `PORT_BITS`, and the mask.
+#[must_use]
+pub const fn port_bit(port: u16) -> (u32, u64) {
+    (port as u32 / u64::BITS, 1 << (port as u32 % u64::BITS))
+}
+
 /// Key of `RESETS`: TCP resets that are counted together.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[repr(C)]
@@ -106,6 +115,7 @@ const _: () = {
     assert!(offset_of!(SignalledKey, start_boottime) == 0);
     assert!(offset_of!(SignalledKey, tgid) == 8);
     assert!(offset_of!(SignalledKey, signal_and_flags) == 12);
+    assert!(port_bit(u16::MAX).0 + 1 == PORT_WORDS);
     assert!(EVENTS_BYTES.is_power_of_two());
     assert!(WATCHED_MAX.is_power_of_two());
 };

@@ -33,6 +33,10 @@ pub mod map {
     pub const WATCHED: &str = "WATCHED";
     /// Hash: [`ListenerKey`](crate::ListenerKey) to slot.
     pub const PORTS: &str = "PORTS";
+    /// Array: a bit for each port in `PORTS`, see [`port_bit`](crate::port_bit).
+    pub const PORT_BITS: &str = "PORT_BITS";
+    /// Array of one: how many processes that nobody watches are still to be told when they exec.
+    pub const STRANGERS: &str = "STRANGERS";
     /// LRU hash: [`SignalledKey`](crate::SignalledKey) to nothing of interest.
     pub const SIGNALLED: &str = "SIGNALLED";
     /// LRU hash: [`ResetKey`](crate::ResetKey) to [`ResetWindow`](crate::ResetWindow).
@@ -80,8 +84,6 @@ pub mod global {
     pub const SIGINFO_CODE: &str = "SIGINFO_CODE";
     /// `sock.__sk_common.skc_family`
     pub const SOCK_FAMILY: &str = "SOCK_FAMILY";
-    /// `sock.__sk_common.skc_state`
-    pub const SOCK_STATE: &str = "SOCK_STATE";
     /// `sock.__sk_common.skc_num`
     pub const SOCK_NUM: &str = "SOCK_NUM";
     /// `sock.__sk_common.skc_dport`

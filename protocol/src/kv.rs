@@ -8,16 +8,24 @@
 //! * after a mismatch the truth is asked of the stream's leader, since direct gets may be
 //!   answered by a replica that is behind (nats-server#4162, #6557).
 
+mod fault;
+mod watch;
+
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{LastRawMessageErrorKind, StorageType};
+use async_nats::jetstream::stream::{self, LastRawMessageErrorKind, StorageType};
 use async_nats::jetstream::{self, kv};
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, TryStreamExt};
 use jiff::Timestamp;
+
+pub use fault::{Fault, OLDEST_SERVER};
+pub use watch::WatchError;
 
 /// Header that tells a delete from a put (NATS ADR-8).
 const OPERATION: &str = "KV-Operation";
@@ -38,15 +46,72 @@ pub enum OpenError {
         /// What async-nats says.
         source: async_nats::Error,
     },
-    /// The bucket exists, but does not keep per-message TTLs.
-    #[error(
-        "bucket {bucket} was created without per-message TTL (nats-server 2.11 or later, `limit_markers`); \
-         delete it and start again, or let lastgasp create it"
-    )]
-    NoMessageTtl {
+    /// The bucket exists, but does not keep what it is given as the contract says.
+    #[error("bucket {bucket} {shape}; delete it (`nats kv del {bucket}`), and lastgasp makes it again")]
+    Misshapen {
         /// Which bucket.
         bucket: &'static str,
+        /// In which way.
+        shape: Misshapen,
     },
+}
+
+impl OpenError {
+    /// What is wrong.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Unavailable { source, .. } => Fault::of(&**source),
+            Self::Misshapen { .. } => Fault::Misshapen,
+        }
+    }
+}
+
+/// What is wrong with the shape of a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misshapen {
+    /// Leases of dead nodes would never lapse.
+    #[error("was made without per-message TTL (allow_msg_ttl)")]
+    NoMessageTtl,
+    /// Routers would not hear that a lease has lapsed.
+    #[error("was made without markers for what expires (subject_delete_marker_ttl)")]
+    NoMarkers,
+    /// Living workers would vanish.
+    #[error("forgets every record after a while (max_age)")]
+    MaxAge,
+    /// What stands under another key would push out a worker's record.
+    #[error("holds only so many records (max_msgs)")]
+    MaxMessages,
+}
+
+/// Something about a bucket that is not as it was asked for, and yet it can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Remark {
+    /// It would survive fewer failures, or more, than the operator thinks.
+    #[error("it has {found} replicas, and {wanted} were asked for")]
+    Replicas {
+        /// What it has.
+        found: usize,
+        /// What was asked for.
+        wanted: usize,
+    },
+    /// It keeps what nobody reads.
+    #[error("it keeps {0} values of each key, and only the last one is read")]
+    History(i64),
+    /// Its records are gone when the server restarts; they are listed again then.
+    #[error("it is kept in memory")]
+    InMemory,
+}
+
+impl Remark {
+    /// Under which trouble it is told.
+    #[must_use]
+    pub const fn fault(self) -> Fault {
+        match self {
+            Self::Replicas { .. } => Fault::Replicas,
+            Self::History(_) | Self::InMemory => Fault::Misshapen,
+        }
+    }
 }
 
 /// Why a write did not take effect, or may not have.
@@ -55,12 +120,56 @@ pub enum WriteError {
     /// The key's last revision is another one. Read it and decide again.
     #[error("the key has changed since it was read")]
     Mismatch,
+    /// Nobody takes it: the bucket was deleted, or its stream has no leader now. See [`Bucket::again`].
+    #[error("no bucket takes it: it was deleted, or has no leader")]
+    NoBucket,
     /// No acknowledgement came: the write may or may not have happened.
     #[error("no acknowledgement: {0}")]
     Unknown(async_nats::Error),
     /// The server refused it; the same write will be refused again.
     #[error("refused: {0}")]
     Refused(async_nats::Error),
+}
+
+impl WriteError {
+    /// What is wrong, if it is not only that somebody else was faster.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Mismatch => None,
+            Self::NoBucket | Self::Unknown(_) => Some(Fault::NoAnswer),
+            Self::Refused(error) => Some(Fault::of(&**error)),
+        }
+    }
+}
+
+/// Why a key could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The bucket was deleted. See [`Bucket::again`].
+    #[error("the bucket was deleted")]
+    NoBucket,
+    /// The stream's leader did not answer.
+    #[error("not read: {0}")]
+    Unavailable(async_nats::Error),
+}
+
+impl ReadError {
+    fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        match fault::server_code(&error) {
+            Some(ErrorCode::STREAM_NOT_FOUND) => Self::NoBucket,
+            _ => Self::Unavailable(error.into()),
+        }
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NoBucket => Fault::NoAnswer,
+            Self::Unavailable(error) => Fault::of(&**error),
+        }
+    }
 }
 
 /// What a write expects to find.
@@ -111,6 +220,8 @@ pub enum Change {
 #[derive(Debug, Clone)]
 pub struct Bucket {
     context: jetstream::Context,
+    name: &'static str,
+    replicas: usize,
     store: kv::Store,
 }
 
@@ -120,30 +231,23 @@ impl Bucket {
     /// # Errors
     /// The server is not reachable, refuses, or the bucket has another shape.
     pub async fn open(context: &jetstream::Context, name: &'static str, replicas: usize) -> Result<Self, OpenError> {
-        let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };
-        let store = match context.get_key_value(name).await {
-            Ok(store) => store,
-            // Two daemons may race here; the server accepts the same configuration twice.
-            Err(_) => context
-                .create_key_value(kv::Config {
-                    bucket: name.to_owned(),
-                    history: 1,
-                    num_replicas: replicas,
-                    storage: StorageType::File,
-                    limit_markers: Some(MARKER_TTL),
-                    ..kv::Config::default()
-                })
-                .await
-                .map_err(|error| unavailable(error.into()))?,
-        };
-        Self::checked(context, name, store)
-    }
-
-    fn checked(context: &jetstream::Context, name: &'static str, store: kv::Store) -> Result<Self, OpenError> {
-        if !store.stream.cached_info().config.allow_message_ttl {
-            return Err(OpenError::NoMessageTtl { bucket: name });
+        // Two daemons may race here; the server accepts the same configuration twice.
+        if let Some(bucket) = Self::existing(context, name).await? {
+            return Ok(Self { replicas, ..bucket });
         }
-        Ok(Self { context: context.clone(), store })
+        let config = kv::Config {
+            bucket: name.to_owned(),
+            history: 1,
+            num_replicas: replicas,
+            storage: StorageType::File,
+            limit_markers: Some(MARKER_TTL),
+            ..kv::Config::default()
+        };
+        let store = context
+            .create_key_value(config)
+            .await
+            .map_err(|error| OpenError::Unavailable { bucket: name, source: error.into() })?;
+        Ok(Self { context: context.clone(), name, replicas, store })
     }
 
     /// Opens a bucket that is there, and makes nothing: `None` if there is none.
@@ -153,12 +257,42 @@ impl Bucket {
     pub async fn existing(context: &jetstream::Context, name: &'static str) -> Result<Option<Self>, OpenError> {
         let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };
         match context.get_stream(format!("KV_{name}")).await {
-            Ok(_) => {}
+            Ok(stream) => check(stream.cached_info()).map_err(|shape| OpenError::Misshapen { bucket: name, shape })?,
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(unavailable(error.into())),
         }
         let store = context.get_key_value(name).await.map_err(|error| unavailable(error.into()))?;
-        Self::checked(context, name, store).map(Some)
+        let replicas = store.stream.cached_info().config.num_replicas;
+        Ok(Some(Self { context: context.clone(), name, replicas, store }))
+    }
+
+    /// Makes the bucket again if it was deleted. A handle of the old one stands for the new one too.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub async fn again(&self) -> Result<(), OpenError> {
+        Self::open(&self.context, self.name, self.replicas).await.map(drop)
+    }
+
+    /// The name, as `nats kv ls` shows it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What is not as it was asked for, as of the opening.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<Remark> {
+        let config = &self.store.stream.cached_info().config;
+        let replicas = Remark::Replicas { found: config.num_replicas, wanted: self.replicas };
+        [
+            (config.num_replicas != self.replicas).then_some(replicas),
+            (config.max_messages_per_subject != 1).then_some(Remark::History(config.max_messages_per_subject)),
+            (config.storage == StorageType::Memory).then_some(Remark::InMemory),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// Writes a value and returns its revision. `ttl` is rounded to whole seconds, at least one.
@@ -192,9 +326,8 @@ impl Bucket {
         let message = message.expected_last_subject_sequence(sequence).ttl(ttl.max(Duration::from_secs(1)));
         let classify = |error: jetstream::context::PublishError| match error.kind() {
             PublishErrorKind::WrongLastSequence => WriteError::Mismatch,
-            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::StreamNotFound => {
-                WriteError::Unknown(error.into())
-            }
+            PublishErrorKind::StreamNotFound => WriteError::NoBucket,
+            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => WriteError::Unknown(error.into()),
             _ => WriteError::Refused(error.into()),
         };
         let subject = format!("{}{key}", self.store.put_prefix.as_ref().unwrap_or(&self.store.prefix));
@@ -205,60 +338,89 @@ impl Bucket {
     /// What the stream's leader holds under `key`, or `None` if there is neither value nor tombstone.
     ///
     /// # Errors
-    /// The leader did not answer.
-    pub async fn read(&self, key: &str) -> Result<Option<Entry>, async_nats::Error> {
+    /// See [`ReadError`].
+    pub async fn read(&self, key: &str) -> Result<Option<Entry>, ReadError> {
         let subject = format!("{}{key}", self.store.prefix);
         match self.store.stream.get_last_raw_message_by_subject(&subject).await {
-            Ok(message) => {
-                let header = |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
-                let deleted = matches!(header(OPERATION).as_deref(), Some("DEL" | "PURGE"));
-                Ok(Some(Entry {
-                    key: key.to_owned(),
-                    revision: message.sequence,
-                    value: match header(MARKER_REASON).as_deref() {
-                        Some("MaxAge") => Value::Expired,
-                        Some(_) => Value::Deleted,
-                        None if deleted => Value::Deleted,
-                        None => Value::Put(message.payload.clone()),
-                    },
-                    payload: message.payload,
-                    stored_at: timestamp(message.time.unix_timestamp_nanos()),
-                }))
-            }
+            Ok(message) => Ok(Some(Entry {
+                key: key.to_owned(),
+                revision: message.sequence,
+                value: value(&message.headers, &message.payload),
+                payload: message.payload,
+                stored_at: timestamp(message.time.unix_timestamp_nanos()),
+            })),
             Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(ReadError::of(error)),
         }
+    }
+
+    /// The keys that match `filter` and hold a value or a tombstone.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn keys(&self, filter: &str) -> Result<Vec<String>, ReadError> {
+        let subjects = format!("{}{filter}", self.store.prefix);
+        let found = self.store.stream.info_with_subjects(subjects).await.map_err(ReadError::of)?;
+        let found: Vec<(String, usize)> = found.try_collect().await.map_err(ReadError::of)?;
+        let key = |subject: &str| subject.strip_prefix(&self.store.prefix).map(str::to_owned);
+        Ok(found.iter().filter_map(|(subject, _)| key(subject)).collect())
     }
 
     /// Lists all keys that match `filter` (`>` for all, `<node>.*` for one node), then follows them.
     ///
-    /// The stream must be polled in a task of its own: an unpolled watch has hung for ever after a
-    /// server restart (nats.rs#1596). An error means "state unknown": drop it, wait, watch again.
+    /// The stream must be polled in a task of its own. An error means "state unknown" and is the last
+    /// item: drop it, wait ([`backoff`]), watch again. The server forgets it by itself.
     ///
     /// # Errors
     /// The consumer could not be created.
     pub async fn watch(
         &self,
         filter: &str,
-    ) -> Result<impl Stream<Item = Result<Change, async_nats::Error>> + Send + Unpin + use<>, async_nats::Error> {
-        let watch = self.store.watch_with_history(filter).await?;
-        // async-nats says that the listing is over only with an entry. Where no key matches
-        // there is none, so that case is asked of the server.
-        let subjects = format!("{}{filter}", self.store.prefix);
-        let empty = self.store.stream.info_with_subjects(subjects).await?.next().await.is_none();
-        let mut listed = empty;
-        let head = futures_util::stream::iter(empty.then_some(Ok(Change::Listed)));
-        Ok(head.chain(watch.flat_map(move |entry| {
-            let changes = match entry {
-                Ok(entry) => {
-                    let end = entry.seen_current && !listed;
-                    listed |= entry.seen_current;
-                    [Some(Ok(Change::Entry(convert(entry)))), end.then_some(Ok(Change::Listed))]
-                }
-                Err(error) => [Some(Err(error.into())), None],
-            };
-            futures_util::stream::iter(changes.into_iter().flatten())
-        })))
+    ) -> Result<impl Stream<Item = Result<Change, WatchError>> + Send + Unpin + use<>, async_nats::Error> {
+        watch::begin(&self.context, &self.store.stream_name, &self.store.prefix, filter).await
+    }
+}
+
+/// How long to wait before attempt number `attempts`, from 0: doubling from 100 ms to 5 s, each time
+/// between half and the whole of it, so that those who lost the server together come back apart.
+#[must_use]
+pub fn backoff(attempts: u32) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+    let most = (SHORTEST * 2u32.pow(attempts.min(8))).min(LONGEST);
+    let share = RandomState::new().hash_one(attempts) % 1000;
+    most / 2 + most / 2000 * u32::try_from(share).unwrap_or(0)
+}
+
+fn check(info: &stream::Info) -> Result<(), Misshapen> {
+    let config = &info.config;
+    if !config.allow_message_ttl {
+        return Err(Misshapen::NoMessageTtl);
+    }
+    if config.subject_delete_marker_ttl.is_none_or(|ttl| ttl.is_zero()) {
+        return Err(Misshapen::NoMarkers);
+    }
+    if !config.max_age.is_zero() {
+        return Err(Misshapen::MaxAge);
+    }
+    if config.max_messages > 0 {
+        return Err(Misshapen::MaxMessages);
+    }
+    Ok(())
+}
+
+/// What a message of a bucket's stream says about its key.
+fn value(headers: &HeaderMap, payload: &Bytes) -> Value {
+    let deleted = headers.get(OPERATION).is_some_and(|operation| matches!(operation.as_str(), "DEL" | "PURGE"));
+    if deleted {
+        Value::Deleted
+    } else if headers.get(MARKER_REASON).is_some() {
+        // Nobody's word but the server's: nothing is known of the worker.
+        Value::Expired
+    } else if payload.is_empty() {
+        Value::Deleted
+    } else {
+        Value::Put(payload.clone())
     }
 }
 
@@ -268,22 +430,36 @@ pub fn is_missing(error: &GetStreamError) -> bool {
     matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
 
-fn convert(entry: kv::Entry) -> Entry {
-    Entry {
-        revision: entry.revision,
-        stored_at: timestamp(entry.created.unix_timestamp_nanos()),
-        value: match entry.operation {
-            // An unknown marker arrives as a put without a value.
-            kv::Operation::Put if !entry.value.is_empty() => Value::Put(entry.value.clone()),
-            // async-nats maps the marker of an expiry to a purge; nothing of lastgasp purges.
-            kv::Operation::Purge => Value::Expired,
-            kv::Operation::Put | kv::Operation::Delete => Value::Deleted,
-        },
-        payload: entry.value,
-        key: entry.key,
-    }
-}
-
 fn timestamp(nanoseconds: i128) -> Timestamp {
     Timestamp::from_nanosecond(nanoseconds).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_spread_and_bounded() {
+        for attempts in 0..100 {
+            let wait = backoff(attempts);
+            assert!(wait >= Duration::from_millis(50) && wait <= Duration::from_secs(5), "{wait:?}");
+        }
+        assert!(backoff(40) >= Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn only_a_daemons_own_word_is_a_withdrawal() {
+        let with = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value);
+            headers
+        };
+        let record = Bytes::from_static(b"{}");
+        assert_eq!(value(&HeaderMap::new(), &record), Value::Put(record.clone()));
+        assert_eq!(value(&with(OPERATION, "DEL"), &record), Value::Deleted);
+        assert_eq!(value(&with(OPERATION, "PURGE"), &Bytes::new()), Value::Deleted);
+        for reason in ["MaxAge", "Purge", "Remove", "something new"] {
+            assert_eq!(value(&with(MARKER_REASON, reason), &Bytes::new()), Value::Expired);
+        }
+    }
 }

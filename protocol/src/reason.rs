@@ -37,6 +37,24 @@ pub enum CauseKind {
 }
 
 impl CauseKind {
+    /// All kinds.
+    pub const ALL: [Self; 14] = [
+        Self::ProcessKilled,
+        Self::ProcessCrashed,
+        Self::ProcessExited,
+        Self::OomKilled,
+        Self::ProcessGone,
+        Self::Replaced,
+        Self::GpuFault,
+        Self::ListenerClosed,
+        Self::ConnectionRefused,
+        Self::NotServing,
+        Self::NotReady,
+        Self::Hung,
+        Self::Terminated,
+        Self::Commanded,
+    ];
+
     /// The wire name, as in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -124,22 +142,25 @@ pub struct Cause {
     /// Title or role of the process, such as `VLLM::EngineCore`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Who sent the signal, where the kernel told.
+    /// Who sent the signal, where the kernel told; with `commanded`, who asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sender: Option<Sender>,
+    /// With `commanded`: what was given as the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 impl Cause {
     /// A cause of this kind with nothing more known.
     #[must_use]
     pub const fn of(kind: CauseKind) -> Self {
-        Self { kind, signal: None, exit_status: None, process: None, sender: None }
+        Self { kind, signal: None, exit_status: None, process: None, sender: None, reason: None }
     }
 }
 
 impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { kind, signal, exit_status, process, sender } = self;
+        let Self { kind, signal, exit_status, process, sender, reason } = self;
         write!(f, "{kind}")?;
         if let Some(process) = process {
             write!(f, " {}", Printable(process))?;
@@ -152,6 +173,9 @@ impl std::fmt::Display for Cause {
         }
         if let Some(sender) = sender {
             write!(f, " from {sender}")?;
+        }
+        if let Some(reason) = reason {
+            write!(f, ": {reason}")?;
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! What is counted, under the names that dashboards use.
 
+use prometheus::core::Collector;
 use prometheus::{Encoder, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
+use crate::proxy::reason::Failure;
 use crate::workers::Workers;
 
 /// Seconds; a move takes a round trip and a prefill.
@@ -27,8 +29,23 @@ pub struct Metrics {
     pub signals: IntCounterVec,
     /// Records and leases that were not read, by reason.
     pub records_refused: IntCounterVec,
+    /// 1 for what is wrong with NATS, 0 for what is not, by fault.
+    pub nats_faults: IntGaugeVec,
     in_flight: IntGaugeVec,
     serving: IntGaugeVec,
+}
+
+/// What a metric is, whether it has a value or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Family {
+    /// Its full name.
+    pub name: String,
+    /// What it says, in a sentence.
+    pub help: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// The names of its labels.
+    pub labels: Vec<String>,
 }
 
 impl Default for Metrics {
@@ -50,7 +67,7 @@ impl Default for Metrics {
             registry.register(Box::new(histogram.clone())).expect("a name of its own");
             histogram
         };
-        Self {
+        let metrics = Self {
             migrations: counter(
                 "lastgasp_router_migrations_total",
                 "Streams continued on another worker",
@@ -82,14 +99,59 @@ impl Default for Metrics {
                 "Worker records and node leases that were not read",
                 &["reason"],
             ),
+            nats_faults: gauge("lastgasp_router_nats_faults", "1 for what is wrong with NATS", &["fault"]),
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
             serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
             registry,
+        };
+        // What alerts watch for its first increase has to be there before it.
+        for failure in [Failure::NoWorker, Failure::RefusedByWorker, Failure::RetriesExhausted, Failure::LimitReached] {
+            metrics.migrations_failed.with_label_values(&[failure.as_str()]).reset();
         }
+        metrics
     }
 }
 
 impl Metrics {
+    /// Every metric, also those that have no value yet.
+    #[must_use]
+    pub fn families(&self) -> Vec<Family> {
+        let Self {
+            registry: _,
+            migrations,
+            migrations_failed,
+            retries,
+            gap,
+            first_token,
+            requests,
+            signals,
+            records_refused,
+            nats_faults,
+            in_flight,
+            serving,
+        } = self;
+        let all: [(&'static str, &dyn Collector); 11] = [
+            ("counter", migrations),
+            ("counter", migrations_failed),
+            ("counter", retries),
+            ("histogram", gap),
+            ("histogram", first_token),
+            ("counter", requests),
+            ("counter", signals),
+            ("counter", records_refused),
+            ("gauge", nats_faults),
+            ("gauge", in_flight),
+            ("gauge", serving),
+        ];
+        let family = |kind, desc: &prometheus::core::Desc| Family {
+            name: desc.fq_name.clone(),
+            help: format!("{}.", desc.help),
+            kind,
+            labels: desc.variable_labels.clone(),
+        };
+        all.iter().flat_map(|(kind, metric)| metric.desc().into_iter().map(|desc| family(*kind, desc))).collect()
+    }
+
     /// The exposition format.
     #[must_use]
     pub fn render(&self, workers: &Workers) -> String {

@@ -1,6 +1,8 @@
 //! A process that runs another program is still the same process.
 
-use lastgasp_ebpf::EventKind;
+use std::process::Command;
+
+use lastgasp_ebpf::{EventKind, NO_SLOT};
 use nix::sys::signal::Signal;
 
 use crate::harness::{Kernel, Victim};
@@ -24,4 +26,42 @@ fn exec_by_another_thread_is_no_death() {
     let exits = kernel.of(EventKind::Exit, victim.tgid);
     assert_eq!(exits.len(), 1, "{exits:#?}");
     assert_eq!(exits[0].start_boottime, exec.start_boottime);
+}
+
+/// Any process may have declared itself a worker by its new environment.
+#[test]
+fn an_exec_of_nobodys_process_is_told_while_it_is_asked_for() {
+    let mut kernel = Kernel::load();
+    let exec = |kernel: &mut Kernel| {
+        let mut victim = Victim::start(&["exec-from-thread"]);
+        victim.go();
+        assert_eq!(victim.read(), "ready", "it runs the new program");
+        let told = kernel.of(EventKind::Exec, victim.tgid);
+        (victim, told)
+    };
+    assert_eq!(exec(&mut kernel).1, [], "nobody has asked");
+
+    // Everybody else who calls exec on this machine counts, too.
+    kernel.probes.tell_strangers(u16::MAX).expect("root may");
+    let (victim, told) = exec(&mut kernel);
+    let told = told.last().expect("it was asked for");
+    assert_eq!((told.slot, told.start_ticks(), told.comm()), (NO_SLOT, victim.start_ticks, b"victim".as_slice()));
+
+    assert_ne!(kernel.probes.tell_strangers(0).expect("root may"), 0, "some were left");
+    assert_eq!(exec(&mut kernel).1, [], "no more of them");
+}
+
+#[test]
+fn a_storm_of_execs_makes_as_many_events_as_were_asked_for() {
+    const ASKED: u16 = 5;
+    let mut kernel = Kernel::load();
+    kernel.probes.tell_strangers(ASKED).expect("root may");
+    for _ in 0..50 {
+        assert!(Command::new("true").status().expect("every system has it").success());
+    }
+    let told = kernel.seen().iter().filter(|event| event.slot == NO_SLOT && event.kind() == Some(EventKind::Exec));
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let told = told.count();
+    assert!((usize::from(ASKED)..=usize::from(ASKED) * cpus).contains(&told), "{told}");
+    assert_eq!(kernel.probes.tell_strangers(0).expect("root may"), 0, "none is left");
 }

@@ -2,6 +2,7 @@
 //! kernel's.
 
 use lastgasp::core::GpuPolicy;
+use lastgasp::sensors::gpus::PciAddress;
 use lastgasp::sensors::kmsg::{Facilities, Fact, KMSG, Kmsg, Told};
 
 fn write(line: &str) {
@@ -41,7 +42,8 @@ fn an_xid_is_read_from_the_log_and_what_was_logged_before_is_not() {
     ];
     let told = told_of(pid, Facilities::Any, &lines);
     let fault = "xid 79 (GPU has fallen off the bus) PCI:0000:3b:00".to_owned();
-    assert_eq!(told, Told::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid) }));
+    let gpu = PciAddress::parse("0000:3b:00.0");
+    assert_eq!(told, Told::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid), gpu }));
 }
 
 /// Whatever facility a process asks for, the kernel does not let it be its own.

@@ -41,8 +41,13 @@ pub(crate) fn main(seconds: u64) {
     let kernel = Kernel::load();
     let own = own();
     let each = Duration::from_secs(seconds);
-    let loads: [(&str, &dyn Fn(Duration)); 4] =
-        [("fork and exit", &forks), ("fork, exec and exit", &execs), ("signals", &signals), ("TCP", &connections)];
+    let loads: [(&str, &dyn Fn(Duration)); 5] = [
+        ("fork and exit", &forks),
+        ("fork, exec and exit", &execs),
+        ("signals", &signals),
+        ("TCP", &connections),
+        ("TCP, nobody listens", &refusals),
+    ];
     println!("{:<22} {:<16} {:>10} {:>12} {:>14}", "load", "program", "runs", "ns per run", "% of one CPU");
     for (load, run) in loads {
         let before = runs(&own);
@@ -104,5 +109,16 @@ fn connections(time: Duration) {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         setsockopt(&rude, sockopt::Linger, &linger).expect("a socket option");
         drop((rude, accepted));
+    }
+}
+
+/// Resets that no socket sends.
+fn refusals(time: Duration) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    drop(listener);
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        TcpStream::connect(address).expect_err("nobody listens");
     }
 }

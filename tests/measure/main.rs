@@ -1,5 +1,5 @@
 //! What the kernel programs cost and gain, measured on this machine:
-//! `cargo test -p lastgasp-tests --test measure -- cost|storm|latency`, as root.
+//! `cargo test -p lastgasp-tests --test measure -- cost|storm|latency|withdraw`, as root.
 //!
 //! No test: it judges nothing, since a busy machine would make it a liar.
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@ mod cost;
 mod harness;
 mod latency;
 mod storm;
+mod withdraw;
 
 use clap::Parser;
 
@@ -44,6 +45,12 @@ enum Measure {
         #[arg(long, default_value_t = 1024)]
         core: usize,
     },
+    /// From the kill to the acknowledged delete of the record, with quiet and with busy cores in turns.
+    Withdraw {
+        /// Kills of each sort.
+        #[arg(long, default_value_t = 50)]
+        kills: usize,
+    },
 }
 
 fn main() {
@@ -51,7 +58,16 @@ fn main() {
         Measure::Cost { seconds } => cost::main(seconds),
         Measure::Storm { rounds, seconds } => storm::main(rounds, seconds),
         Measure::Latency { rounds, resident, core } => latency::main(rounds, resident, core),
+        Measure::Withdraw { kills } => withdraw::main(kills),
     }
+}
+
+/// The value that so many percent of the others do not exceed.
+fn percentile(values: &[f64], percent: usize) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() * percent).div_ceil(100).saturating_sub(1);
+    values.get(at).copied().unwrap_or(f64::NAN)
 }
 
 /// The middle of what was measured.

@@ -1,8 +1,8 @@
 //! Something is taken away. The daemon is ready all the same, says what it lost and what that
 //! costs, and a killed engine is withdrawn.
 //!
-//! Lockdown cannot be entered here without rebooting to leave it: what the kernel says then is
-//! tested on the loader's own side (`sensors/ebpf/lockdown.rs`), the rest needs a virtual machine.
+//! Lockdown cannot be entered here without rebooting to leave it: `tests/guest/lockdown.rs` boots a
+//! virtual machine with it.
 
 use std::time::Instant;
 

@@ -7,4 +7,5 @@ mod degradation;
 mod doctor;
 mod dropped;
 mod measured;
+mod priority;
 mod scene;

@@ -21,12 +21,27 @@ pub struct DaemonConfig {
     pub node: String,
     /// `enforce` or `observe`.
     pub mode: &'static str,
+    /// `normal` or `realtime`.
+    pub priority: &'static str,
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
+    policy: PolicyConfig,
     declare: Option<DeclareConfig>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// Further arguments of `lastgasp run`.
+    #[serde(skip)]
+    arguments: Vec<String>,
+}
+
+/// What keeps the daemon from doing too much.
+#[derive(Clone, Debug, Default, Serialize)]
+struct PolicyConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold_down_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    soft_withdrawals_per_minute: Option<u32>,
 }
 
 /// Who may declare itself a worker.
@@ -36,6 +51,7 @@ struct DeclareConfig {
     uids: Vec<u32>,
     on_lost: &'static str,
     reap_grace_ms: u64,
+    scan_interval_ms: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -57,7 +73,7 @@ struct EbpfConfig {
 #[derive(Clone, Debug, Serialize)]
 struct StatusConfig {
     socket: PathBuf,
-    listen: &'static str,
+    listen: String,
 }
 
 /// One worker of the configuration.
@@ -80,7 +96,11 @@ pub struct WorkerConfig {
     pub on_lost: toml::Value,
     /// How long those processes have to end by themselves, ms.
     pub reap_grace_ms: u64,
-    health: HealthConfig,
+    /// What becomes of its connections then.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub sever: toml::Table,
+    /// How it is asked how it is.
+    pub health: HealthConfig,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -92,10 +112,15 @@ enum Find {
     Pid(u32),
 }
 
+/// How a worker is asked how it is.
 #[derive(Clone, Debug, Serialize)]
-struct HealthConfig {
+pub struct HealthConfig {
+    #[serde(skip_serializing_if = "String::is_empty")]
     grpc: String,
     check_interval_ms: u64,
+    /// How long it does not answer before it is hung, ms, where not as is usual.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang_window_ms: Option<u64>,
 }
 
 impl DaemonConfig {
@@ -104,11 +129,17 @@ impl DaemonConfig {
         Self {
             node: node.to_owned(),
             mode: "enforce",
+            priority: "normal",
             nats: NatsConfig { url: nats_url.to_owned(), login: toml::Table::new() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0" },
+            status: StatusConfig {
+                socket: folder.join(format!("{}.sock", stem(node))),
+                listen: "127.0.0.1:0".to_owned(),
+            },
+            policy: PolicyConfig::default(),
             declare: None,
             worker: Vec::new(),
+            arguments: Vec::new(),
         }
     }
 
@@ -116,6 +147,21 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// How long a worker that keeps failing stays unlisted at the first time.
+    #[must_use]
+    pub const fn with_hold_down_ms(mut self, millis: u64) -> Self {
+        self.policy.hold_down_ms = Some(millis);
+        self
+    }
+
+    /// As the sidecar of a pod, that waits so long for its engine.
+    #[must_use]
+    pub fn beside(mut self, pod: &str, startup_deadline_s: u32) -> Self {
+        let deadline = startup_deadline_s.to_string();
+        self.arguments = ["--sidecar", "--pod", pod, "--startup-deadline", &deadline].map(str::to_owned).into();
         self
     }
 
@@ -130,6 +176,13 @@ impl DaemonConfig {
     #[must_use]
     pub const fn with_ring_bytes(mut self, bytes: u32) -> Self {
         self.ebpf.ring_bytes = Some(bytes);
+        self
+    }
+
+    /// With its HTTP address here.
+    #[must_use]
+    pub fn listening(mut self, address: std::net::SocketAddr) -> Self {
+        self.status.listen = address.to_string();
         self
     }
 
@@ -150,7 +203,7 @@ impl DaemonConfig {
     ///
     /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
-        let path = folder.join(format!("{}.toml", self.node));
+        let path = folder.join(format!("{}.toml", stem(&self.node)));
         let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
         std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
         Ok(path)
@@ -159,7 +212,41 @@ impl DaemonConfig {
     /// Lets processes of this user declare themselves workers; what outlives one is killed at once.
     #[must_use]
     pub fn declared_by(mut self, uid: u32) -> Self {
-        self.declare = Some(DeclareConfig { enabled: true, uids: vec![uid], on_lost: "reap", reap_grace_ms: 0 });
+        self.declare = Some(DeclareConfig {
+            enabled: true,
+            uids: vec![uid],
+            on_lost: "reap",
+            reap_grace_ms: 0,
+            scan_interval_ms: 1000,
+        });
+        self
+    }
+
+    /// After the first look at all processes for declarations, the next one comes in an hour.
+    #[must_use]
+    pub const fn without_scans(mut self) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.scan_interval_ms = 3_600_000;
+        }
+        self
+    }
+
+    /// Adds a worker without a health service: it serves while it listens on this port.
+    #[must_use]
+    pub fn with_listener(mut self, name: &str, declared: &str, port: u16) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Env(declared.to_owned()),
+            writer: "daemon",
+            endpoint: format!("http://127.0.0.1:{port}"),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            sever: toml::Table::new(),
+            health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
+        });
         self
     }
 
@@ -177,10 +264,16 @@ impl DaemonConfig {
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
-            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
+            sever: toml::Table::new(),
+            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
         });
         self
     }
+}
+
+/// A node's name as part of a file's; a sidecar's is `<node>/<pod>`.
+fn stem(node: &str) -> String {
+    node.replace('/', "-")
 }
 
 /// What the daemon says when its sensors are attached.
@@ -230,13 +323,24 @@ impl Daemon {
     /// As for [`Self::start`].
     pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
-        let ready_file = folder.join(format!("{}.ready.json", config.node));
+        let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]);
-        let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
+        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
+    }
+
+    /// What a command says to this daemon, as `["drain", "alpha"]`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn tell(&self, arguments: &[&str]) -> Result<Said, HarnessError> {
+        let mut command = Command::new(binaries::find("lastgasp")?);
+        command.args(arguments).arg("--socket").arg(&self.ready.socket);
+        Said::by(command).await
     }
 
     /// What `lastgasp status --json` says.
@@ -283,6 +387,36 @@ impl Daemon {
     /// None comes within [`GIVE_UP`].
     pub async fn status_when(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, HarnessError> {
         self.line(&["status", "--watch", "--json"], what, wanted).await
+    }
+
+    /// Waits until this fault of NATS is told in status, with what to do about it, and in metrics.
+    /// Returns what is said of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not told for a long time.
+    pub async fn trouble(&self, fault: &str) -> Result<Value, HarnessError> {
+        let of = |status: &Value| {
+            let degraded = status["degraded"].as_array().into_iter().flatten();
+            let start = format!("{fault}: ");
+            degraded.clone().find(|one| one["reason"].as_str().is_some_and(|it| it.starts_with(&start))).cloned()
+        };
+        let status = self.status_when(fault, |status| of(status).is_some()).await?;
+        self.counts(&format!("lastgasp_nats_faults{{fault=\"{fault}\"}}"), 1.0).await?;
+        Ok(of(&status).expect("it was waited for"))
+    }
+
+    /// Waits until nothing is wrong with NATS.
+    ///
+    /// # Errors
+    ///
+    /// Something is, for a long time.
+    pub async fn no_trouble(&self) -> Result<(), HarnessError> {
+        let nats = |one: &Value| one["what"].as_str().is_some_and(|what| what.starts_with("nats "));
+        let well = |status: &Value| {
+            status["nats"] == "connected" && !status["degraded"].as_array().into_iter().flatten().any(nats)
+        };
+        self.status_when("no trouble with NATS", well).await.map(drop)
     }
 
     /// The first line that a command of the daemon's prints and `wanted` holds for.
@@ -348,5 +482,39 @@ impl Daemon {
     pub async fn metrics(&self) -> Result<String, HarnessError> {
         let response = reqwest::get(format!("http://{}/metrics", self.ready.metrics)).await;
         response.map_err(HarnessError::http)?.text().await.map_err(HarnessError::http)
+    }
+}
+
+/// What a command line has said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Said {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn by(mut command: Command) -> Result<Self, HarnessError> {
+        let output = command.stdin(Stdio::null()).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: "lastgasp".into(), source })?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) })
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub fn json(&self) -> Result<Value, HarnessError> {
+        serde_json::from_str(&self.out).map_err(|error| HarnessError::GaveUp(format!("{error}: {self:?}")))
     }
 }

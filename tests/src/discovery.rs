@@ -41,17 +41,16 @@ impl Discovery {
     ///
     /// NATS refuses.
     pub async fn watch(nats: &Nats) -> Result<Self, HarnessError> {
-        Self::watch_as(nats.client().await?).await
+        Self::over(nats.jetstream().await?, 1).await
     }
 
-    /// As [`Self::watch`], as the user of this client.
+    /// As [`Self::watch`], over this connection; makes the bucket with so many replicas if need be.
     ///
     /// # Errors
     ///
-    /// As for [`Self::watch`].
-    pub async fn watch_as(client: async_nats::Client) -> Result<Self, HarnessError> {
-        let context = async_nats::jetstream::new(client);
-        let bucket = Bucket::open(&context, WORKERS_BUCKET, 1).await;
+    /// NATS refuses.
+    pub async fn over(context: async_nats::jetstream::Context, replicas: usize) -> Result<Self, HarnessError> {
+        let bucket = Bucket::open(&context, WORKERS_BUCKET, replicas).await;
         let bucket = bucket.map_err(|error| HarnessError::Nats(error.into()))?;
         let seen = Arc::new((Mutex::default(), Notify::new()));
         let task = tokio::spawn(follow(bucket, Arc::clone(&seen)));

@@ -11,14 +11,17 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod browser;
 pub mod client;
 pub mod daemon;
 pub mod discovery;
 pub mod engine;
 mod error;
+pub mod matrix;
 pub mod model;
 pub mod nats;
 pub mod process;
+pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;

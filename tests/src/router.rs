@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use lastgasp_protocol::Incarnation;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
@@ -20,6 +22,19 @@ pub struct Router {
     pub process: Process,
     /// Where it serves.
     pub address: SocketAddr,
+}
+
+/// One worker as a router knows it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct View {
+    /// Node and name.
+    pub worker: String,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// New work may go there.
+    pub takes_work: bool,
 }
 
 #[derive(Deserialize)]
@@ -45,12 +60,19 @@ impl Router {
     /// As for [`Self::start`].
     pub async fn start_with(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
-        let mut command = Command::new(binaries::find("lastgasp-router")?);
-        command.args(["--listen", "127.0.0.1:0", "--name", name]).args(arguments);
-        command.args(["--log", "info,lastgasp_router=debug"]).arg("--ready-file").arg(&ready_file);
-        let mut process = Process::spawn(name, command, folder)?;
+        let _ = std::fs::remove_file(&ready_file);
+        let mut process = launch(name, arguments, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, address: ready.listen })
+    }
+
+    /// Starts one that will find no NATS that it can use: it is not waited for.
+    ///
+    /// # Errors
+    ///
+    /// It is not built.
+    pub fn start_unready(name: &str, nats_url: &str, folder: &Path) -> Result<Unready, HarnessError> {
+        launch(name, &["--nats", nats_url, "--migration-limit", "0"], folder).map(|process| Unready { process })
     }
 
     /// Sends a streaming request.
@@ -60,6 +82,57 @@ impl Router {
     /// The router does not answer.
     pub async fn stream(&self, endpoint: Endpoint, body: &Value) -> Result<LiveStream, HarnessError> {
         LiveStream::open(self.address, endpoint, body).await
+    }
+
+    /// What it knows of its workers.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer.
+    pub async fn workers(&self) -> Result<Vec<View>, HarnessError> {
+        let response = reqwest::get(format!("http://{}/workers", self.address)).await;
+        response.map_err(HarnessError::http)?.json().await.map_err(HarnessError::http)
+    }
+
+    /// Waits until exactly these workers, as `node/worker` and in order, may have new work.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer, or knows others for [`GIVE_UP`].
+    pub async fn offers(&self, expected: &[(&str, &Incarnation)]) -> Result<(), HarnessError> {
+        let deadline = Instant::now() + GIVE_UP;
+        loop {
+            let view = self.workers().await?;
+            let working = view.iter().filter(|view| view.takes_work).map(|view| (&*view.worker, &view.incarnation));
+            if working.eq(expected.iter().copied()) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let log = self.process.log_tail();
+                return Err(HarnessError::GaveUp(format!("{expected:#?} instead of {view:#?}; it said:\n{log}")));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits until one line of `/metrics`, named with its labels, has this value.
+    ///
+    /// # Errors
+    ///
+    /// It has not, for a long time, or the router does not answer.
+    pub async fn shows(&self, line: &str, value: f64) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        loop {
+            let metrics = self.metrics().await?;
+            let found = metrics.lines().find_map(|text| text.strip_prefix(line)?.trim().parse::<f64>().ok());
+            if found == Some(value) {
+                return Ok(());
+            }
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{line} to be {value}; it is {found:?}")));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
     }
 
     /// What `/metrics` says.
@@ -91,4 +164,37 @@ impl Router {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// A router that has not listed the workers yet.
+#[derive(Debug)]
+pub struct Unready {
+    /// The process.
+    pub process: Process,
+}
+
+impl Unready {
+    /// Waits until its log has this text.
+    ///
+    /// # Errors
+    ///
+    /// It has not, for a long time.
+    pub async fn says(&self, text: &str) -> Result<(), HarnessError> {
+        let deadline = std::time::Instant::now() + GIVE_UP;
+        while !self.process.log_tail().contains(text) {
+            if std::time::Instant::now() > deadline {
+                return Err(HarnessError::GaveUp(format!("{text:?} in {}", self.process.log_tail())));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+}
+
+fn launch(name: &str, arguments: &[&str], folder: &Path) -> Result<Process, HarnessError> {
+    let mut command = Command::new(binaries::find("lastgasp-router")?);
+    command.args(["--listen", "127.0.0.1:0", "--name", name]).args(arguments);
+    command.args(["--log", "info,lastgasp_router=debug"]);
+    command.arg("--ready-file").arg(folder.join(format!("{name}.ready.json")));
+    Process::spawn(name, command, folder)
 }

@@ -29,6 +29,10 @@ struct Node {
 
 impl Node {
     async fn new(ebpf: &'static str) -> Self {
+        Self::configured(ebpf, |config| config).await
+    }
+
+    async fn configured(ebpf: &'static str, configure: impl FnOnce(DaemonConfig) -> DaemonConfig) -> Self {
         static STORIES: AtomicU32 = AtomicU32::new(0);
         // Above every user that a system gives, and another one in every run.
         let uid = 100_000 + std::process::id() % 100_000 * 16 + STORIES.fetch_add(1, Ordering::Relaxed);
@@ -36,7 +40,7 @@ impl Node {
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
         let nats = Nats::start(folder.path()).await.unwrap();
         let discovery = Discovery::watch(&nats).await.unwrap();
-        let config = DaemonConfig::new("node-a", &nats.url(), ebpf, folder.path()).declared_by(uid);
+        let config = configure(DaemonConfig::new("node-a", &nats.url(), ebpf, folder.path()).declared_by(uid));
         let daemon = Daemon::start(&config, folder.path()).await.unwrap();
         Self { daemon, discovery, nats, config, uid, folder }
     }
@@ -251,6 +255,30 @@ async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobo
     let metrics = node.daemon.metrics().await.unwrap();
     assert!(metrics.contains(r#"lastgasp_declarations_total{outcome="accepted"} 1"#), "{metrics}");
     assert!(!metrics.contains("name_taken"), "{metrics}");
+}
+
+/// The next look at all processes is an hour away.
+#[tokio::test]
+async fn its_exec_is_enough_to_be_known() {
+    let node = Node::configured("required", DaemonConfig::without_scans).await;
+    let declaration = Declaration::new(node.uid, "alpha").unwrap();
+    let Declaration { endpoint, port, grpc_port, .. } = &declaration;
+    let health = format!("http://127.0.0.1:{grpc_port}");
+    let variables = [
+        ("LASTGASP_WORKER", "alpha"),
+        ("LASTGASP_ENGINE", "vllm"),
+        ("LASTGASP_ENDPOINT", endpoint.as_str()),
+        ("LASTGASP_GRPC_HEALTH", health.as_str()),
+    ];
+    let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
+    let (port, grpc_port) = (port.to_string(), grpc_port.to_string());
+    let program = [engine.to_str().unwrap(), "--port", &port, "--grpc-port", &grpc_port, "--orphan-lifetime", "1"];
+    let container = node.container("alpha", &[], &program, &variables).await;
+    let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    assert_eq!(record.endpoint, declaration.endpoint);
+
+    drop(container);
+    node.discovery.removed("alpha").await.unwrap();
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, Options};
 use lastgasp_tests::process::Process;
 use lastgasp_tests::router::Router;
 use nkeys::KeyPair;
@@ -21,7 +21,7 @@ const SECRET: &str = "open-sesame-7f3a";
 struct Door {
     folder: TempDir,
     /// Of the server.
-    arguments: Vec<String>,
+    options: Options,
     /// Of the daemon's `[nats]`, and of the router: setting, flag, value.
     login: Vec<(&'static str, &'static str, String)>,
     /// What must not be seen anywhere.
@@ -32,7 +32,13 @@ struct Door {
 impl Door {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, arguments: Vec::new(), login: Vec::new(), secrets: vec![SECRET.to_owned()], scheme: "nats" }
+        Self {
+            folder,
+            options: Options::default(),
+            login: Vec::new(),
+            secrets: vec![SECRET.to_owned()],
+            scheme: "nats",
+        }
     }
 
     fn file(&self, name: &str, text: &str, mode: u32) -> PathBuf {
@@ -44,7 +50,7 @@ impl Door {
 
     fn server(&mut self, config: &str) {
         let config = self.file("server.conf", config, 0o600);
-        self.arguments.extend(["--config".to_owned(), config.display().to_string()]);
+        self.options.config = Some(config);
     }
 
     fn give(&mut self, setting: &'static str, flag: &'static str, value: impl AsRef<Path>) {
@@ -54,8 +60,7 @@ impl Door {
     /// A daemon takes its lease and a router lists the workers; neither says a secret.
     async fn opens(self) {
         let path = self.folder.path();
-        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
-        let nats = Nats::start_with(path, &arguments, &[]).await.unwrap();
+        let nats = Nats::start_with(path, self.options.clone()).await.unwrap();
         let url = format!("{}://{}", self.scheme, nats.address());
         let mut config = DaemonConfig::new("node-a", &url, "off", path);
         let mut flags = vec!["--nats".to_owned(), url.clone()];
@@ -181,7 +186,7 @@ async fn tls_with_an_authority_and_client_certificates() {
     let ((server, server_key), _) = pair("server");
     let ((client, client_key), secret) = pair("client");
     let text = |path: &Path| path.display().to_string();
-    door.arguments = [
+    door.options.arguments = [
         "--tls",
         "--tlsverify",
         "--tlscert",

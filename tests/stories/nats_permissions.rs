@@ -14,7 +14,7 @@ use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
 use lastgasp_tests::model::Endpoint;
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, Options};
 use lastgasp_tests::process::GIVE_UP;
 use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
@@ -42,9 +42,8 @@ impl Site {
             .iter()
             .map(|user| (format!("LASTGASP_{}_PASSWORD", user.to_uppercase().replace('-', "_")), password(user)))
             .collect();
-        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let arguments = ["--config", config.to_str().unwrap()];
-        let nats = Nats::start_with(folder.path(), &arguments, &variables).await.unwrap();
+        let options = Options { config: Some(config), environment: variables, ..Options::default() };
+        let nats = Nats::start_with(folder.path(), options).await.unwrap();
         let site = Self { nats, folder };
         for user in USERS {
             std::fs::write(site.password_file(user), password(user)).unwrap();
@@ -82,7 +81,7 @@ fn password(user: &str) -> String {
 async fn a_kill_is_withdrawn_and_a_stream_is_moved() {
     let site = Site::new().await;
     let (path, url) = (site.folder.path(), site.nats.url());
-    let discovery = Discovery::watch_as(site.client("admin").await).await.unwrap();
+    let discovery = Discovery::over(async_nats::jetstream::new(site.client("admin").await), 1).await.unwrap();
     let mut config = DaemonConfig::new("gpu-a", &url, "required", path)
         .with_nats("user", "gpu-a")
         .with_nats("password_file", site.password_file("gpu-a").to_str().unwrap());

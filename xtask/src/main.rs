@@ -6,9 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod containers;
 mod demo;
 mod dependencies;
+mod docs;
+mod faults;
 mod nats_server;
+mod promtool;
+mod record_btf;
 mod test;
 mod test_kernels;
 mod tools;
@@ -24,6 +29,9 @@ enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
     Dependencies(dependencies::Arguments),
+    Docs(docs::Arguments),
+    RecordBtf(record_btf::Arguments),
+    Faults(faults::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -33,6 +41,9 @@ fn main() -> ExitCode {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
         Xtask::Dependencies(arguments) => dependencies::main(&arguments),
+        Xtask::Docs(arguments) => docs::main(&arguments),
+        Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
+        Xtask::Faults(arguments) => faults::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, nats_server, tools};
+use crate::{build_ebpf, containers, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -17,11 +17,11 @@ use crate::{build_ebpf, nats_server, tools};
 Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
-  cargo xtask test --long                more property-test cases, kernels and kills
+  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
   cargo xtask test --peers               also beside LiteLLM, from PyPI
 
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
-skipped, and the exit status is 3.
+skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
 pub(crate) struct Arguments {
     /// Only tests whose name contains this; the object and the demo are then left out.
@@ -34,6 +34,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     peers: bool,
 }
+
+/// Tells tests that they may take long.
+pub(crate) const LONG: &str = "LASTGASP_LONG";
 
 /// Why a step is left out that was not asked for.
 const FILTERED: &str = "a filter was given";
@@ -97,6 +100,9 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut test = |name, skip: Option<&'static str>, command: &mut Command| {
         command.env(nats_server::ENVIRONMENT, &nats).env("PROPTEST_CASES", cases);
         command.env("LASTGASP_FUZZ_SECONDS", fuzz_seconds);
+        if arguments.long {
+            command.env(LONG, "1");
+        }
         if let Some(object) = &fresh {
             command.env("LASTGASP_EBPF_OBJECT", object);
         }
@@ -110,14 +116,61 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     test("mock engine", None, cargo("test").args(["-p", "lastgasp-tests", "--lib", "--bins", "--test", "mock"]));
     test("kernel", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "kernel"]));
     test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
-    test("stories", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "stories"]));
+    let mut stories = cargo("test");
+    stories.args(["-p", "lastgasp-tests", "--test", "stories"]);
+    if root {
+        // One story is about a server that is too old; without it that story fails, and says why.
+        match nats_server::ensure_old(&tools::target()) {
+            Ok(old) => _ = stories.env(nats_server::OLD_ENVIRONMENT, old),
+            Err(error) => eprintln!("no nats-server 2.10: {error}"),
+        }
+    }
+    test("stories", needs_root, &mut stories);
+
+    // What is in deploy/. The packages are installed into target/, by pip; the image's tools by apt-get.
+    let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
+    let deploy = |only: &[&str]| {
+        let mut command = cargo("test");
+        command.args(["-p", "lastgasp-tests", "--test", "deploy", "--", "--ignored"]).args(only);
+        command.env(nats_server::ENVIRONMENT, &nats);
+        command
+    };
+    let no_systemd = tools::on_path("systemd-analyze").is_none().then_some("no systemd-analyze");
+    steps.push(step("manifests and chart", &mut deploy(&["manifests", "examples"]), filtered.or(no_venv)));
+    steps.push(step("systemd unit", &mut deploy(&["unit"]), filtered.or(no_systemd)));
+    let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
+    steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");
     clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
-    let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
-    let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
     steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
+
+    // A router in Python, from docs/writing-a-router.md; its package comes by pip too.
+    let mut example = cargo("test");
+    example.args(["-p", "lastgasp-tests", "--test", "example_router", "--", "--ignored"]);
+    example.env(nats_server::ENVIRONMENT, &nats);
+    steps.push(step("example router in Python", &mut example, filtered.or(no_venv)));
+
+    let mut rules = cargo("test");
+    rules.args(["-p", "xtask", "--", "--ignored", "promtool"]);
+    let mut dashboards = cargo("test");
+    dashboards.args(["-p", "lastgasp-tests", "--test", "dashboards", "--", "--ignored"]);
+    dashboards.env(nats_server::ENVIRONMENT, &nats);
+    let no_promtool = filtered.or_else(|| match promtool::ensure() {
+        Ok(path) => {
+            rules.env(promtool::ENVIRONMENT, &path);
+            dashboards.env(promtool::ENVIRONMENT, &path);
+            None
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            Some("no promtool: apt-get install prometheus")
+        }
+    });
+    steps.push(step("alert rules, by promtool", &mut rules, no_promtool));
+    steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
     if arguments.peers {
         let mut peers = cargo("test");

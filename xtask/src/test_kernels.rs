@@ -1,7 +1,9 @@
-//! `cargo xtask test-kernels`: the stories of `tests/kernel` on Debian's kernels, in QEMU.
+//! `cargo xtask test-kernels`: the stories of `tests/kernel` and `tests/guest` on Debian's kernels, in
+//! QEMU.
 //!
 //! Plain emulation, no KVM: it works wherever the tests do. The guest is an initramfs that holds
-//! the test binary, the victim programs and their libraries; everything else is the kernel's.
+//! the test binaries, what they start, and the libraries; everything else is the kernel's. It is
+//! booted once for each [`Boot`].
 
 mod guest;
 mod image;
@@ -13,15 +15,20 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::nats_server::{self, NatsServerError};
 use crate::tools::{self, ToolError};
 
-/// The kernel's stories on other kernels than this machine's, in QEMU.
+/// The kernel's stories on other kernels than this machine's, and what needs a machine of its own.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   cargo xtask test-kernels                      Debian's 6.1 and 6.12
   cargo xtask test-kernels --kernel 6.12        one of them
   cargo xtask test-kernels --filter signal::    only stories whose name contains this
+  cargo xtask test-kernels --boot machine       only memory, freezer, clock and sleep
+
+Each kernel is booted three times, some seconds each. `cargo xtask test`, and so CI, does it with 6.1;
+`cargo xtask test --long` with all.
 
 Kernels come from Debian's linux-image packages and stay in target/kernels. As root, what is missing
 (qemu-system-x86, busybox-static, cpio) is installed with apt-get.
@@ -30,12 +37,39 @@ pub(crate) struct Arguments {
     /// Which kernel; all of them if none is named.
     #[arg(long, value_name = "VERSION", value_parser = image::KERNELS)]
     kernel: Vec<String>,
+    /// Which boot; all if none is named.
+    #[arg(long, value_enum)]
+    boot: Option<Boot>,
     /// Only stories whose name contains this.
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
     /// Seconds after which a guest is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     timeout: u64,
+}
+
+/// What a kernel is booted for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum Boot {
+    /// tests/kernel.
+    Kernel,
+    /// Of tests/guest: memory runs out, a cgroup is frozen, the clock is set, the machine sleeps.
+    Machine,
+    /// tests/guest/lockdown.rs, with lockdown=confidentiality.
+    Lockdown,
+}
+
+impl Boot {
+    const ALL: [Self; 3] = [Self::Kernel, Self::Machine, Self::Lockdown];
+
+    /// What is added to the kernel's command line. What it does not know becomes a variable of init's.
+    const fn parameters(self) -> &'static str {
+        match self {
+            Self::Kernel => "stories=kernel",
+            Self::Machine => "stories=machine",
+            Self::Lockdown => "stories=lockdown lockdown=confidentiality",
+        }
+    }
 }
 
 /// Why the stories could not be run.
@@ -70,8 +104,11 @@ pub(crate) enum KernelsError {
     #[error("the guest ended, or was stopped after {0:?}, before its tests did")]
     NoVerdict(Duration),
     /// Cargo built no test binary.
-    #[error("cargo named no test binary `kernel`")]
-    NoBinary,
+    #[error("cargo named no test binary {0:?}")]
+    NoBinary(&'static str),
+    /// There is no nats-server.
+    #[error(transparent)]
+    Nats(#[from] NatsServerError),
 }
 
 /// For errors of files.
@@ -100,23 +137,50 @@ fn run(arguments: &Arguments) -> Result<bool, KernelsError> {
     ] {
         need(program, package)?;
     }
-    let tests = build()?;
-    let victim = tools::target().join("debug/victim");
+    let nats = nats_server::ensure(&tools::target())?;
+    let nats = tools::on_path("nats-server").filter(|_| nats.is_relative()).unwrap_or(nats);
+    tools::step(
+        "build what the stories start",
+        &mut cargo(&["build", "-p", "lastgasp", "-p", "lastgasp-tests", "--bins"]),
+    )?;
+    let debug = tools::target().join("debug");
+    let stories = Stories {
+        kernel: test_binary("kernel")?,
+        guest: test_binary("guest")?,
+        started: ["victim", "mock-engine", "lastgasp"].map(|name| debug.join(name)).into(),
+        nats,
+    };
     let versions: Vec<&str> = match &arguments.kernel[..] {
         [] => image::KERNELS.to_vec(),
         some => some.iter().map(String::as_str).collect(),
     };
+    let boots = arguments.boot.map_or_else(|| Boot::ALL.to_vec(), |boot| vec![boot]);
     let mut passed = true;
     for version in versions {
         let kernel = image::kernel(version)?;
-        let begin = Instant::now();
-        eprintln!("==> {}", kernel.name);
-        let initramfs = image::initramfs(&kernel, &tests, &victim, arguments.filter.as_deref())?;
-        let status = guest::run(&kernel, &initramfs, Duration::from_secs(arguments.timeout))?;
-        eprintln!("==> {}: exit status {status} after {:.0} s", kernel.name, begin.elapsed().as_secs_f64());
-        passed &= status == 0;
+        let initramfs = image::initramfs(&kernel, &stories, arguments.filter.as_deref())?;
+        for boot in &boots {
+            let begin = Instant::now();
+            let name = [&kernel.name, boot.parameters()].join(" ");
+            eprintln!("==> {name}");
+            let status = guest::run(&kernel, &initramfs, *boot, Duration::from_secs(arguments.timeout))?;
+            eprintln!("==> {name}: exit status {status} after {:.0} s", begin.elapsed().as_secs_f64());
+            passed &= status == 0;
+        }
     }
     Ok(passed)
+}
+
+/// What the guest runs.
+struct Stories {
+    /// The test binary of `tests/kernel`.
+    kernel: PathBuf,
+    /// That of `tests/guest`.
+    guest: PathBuf,
+    /// The programs that they start.
+    started: Vec<PathBuf>,
+    /// nats-server.
+    nats: PathBuf,
 }
 
 /// Installs a program if it is missing and this is root.
@@ -130,15 +194,15 @@ fn need(program: &'static str, package: &'static str) -> Result<(), KernelsError
     Ok(())
 }
 
-/// Builds the stories and the victims; where the test binary is.
-fn build() -> Result<PathBuf, KernelsError> {
-    let cargo = |arguments: &[&str]| {
-        let mut command = Command::new(tools::cargo());
-        command.current_dir(tools::workspace()).args(arguments);
-        command
-    };
-    tools::step("build the victims", &mut cargo(&["build", "-p", "lastgasp-tests", "--bin", "victim"]))?;
-    let arguments = ["test", "-p", "lastgasp-tests", "--test", "kernel", "--no-run", "--message-format=json"];
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(tools::cargo());
+    command.current_dir(tools::workspace()).args(arguments);
+    command
+}
+
+/// Builds a test binary; where it is.
+fn test_binary(name: &'static str) -> Result<PathBuf, KernelsError> {
+    let arguments = ["test", "-p", "lastgasp-tests", "--test", name, "--no-run", "--message-format=json"];
     let said = tools::output(cargo(&arguments).stderr(Stdio::inherit()))?;
 
     #[derive(Deserialize)]
@@ -151,6 +215,6 @@ fn build() -> Result<PathBuf, KernelsError> {
         name: String,
     }
     let artifacts = said.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
-    let mut tests = artifacts.filter(|artifact| artifact.target.name == "kernel");
-    tests.find_map(|artifact| artifact.executable).ok_or(KernelsError::NoBinary)
+    let mut tests = artifacts.filter(|artifact| artifact.target.name == name);
+    tests.find_map(|artifact| artifact.executable).ok_or(KernelsError::NoBinary(name))
 }

@@ -14,7 +14,7 @@ use super::error::Problem;
 use super::settings::Settings;
 use super::{
     Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
-    PolicyConfig, StatusConfig, WorkerConfig,
+    PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
@@ -41,6 +41,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let config = Config {
         node: node?,
         mode: word(settings, "mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]),
+        realtime: word(settings, "priority", &[("normal", false), ("realtime", true)]),
         nats,
         ebpf: EbpfConfig {
             enabled: word(
@@ -124,7 +125,11 @@ fn status(settings: &mut Settings) -> StatusConfig {
         );
         settings.refuse(place, "status.socket", message);
     }
-    StatusConfig { socket, listen: text(settings, "status.listen").parse().expect("checked by its kind") }
+    StatusConfig {
+        socket,
+        listen: text(settings, "status.listen").parse().expect("checked by its kind"),
+        page: settings.flag("status.page"),
+    }
 }
 
 fn declare(settings: &mut Settings) -> DeclareConfig {
@@ -145,8 +150,10 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
         enabled,
         uids: uids.into_iter().filter_map(|uid| u32::try_from(uid).ok()).collect(),
         cgroups: cgroups.into_iter().map(|cgroup| cgroup.trim_end_matches('/').to_owned()).collect(),
+        scan_interval: millis(settings, "declare.scan_interval_ms"),
         on_lost: on_lost(settings, "declare"),
         reap_grace: millis(settings, "declare.reap_grace_ms"),
+        sever: settings.flag("declare.sever"),
     }
 }
 
@@ -213,11 +220,13 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
     let profile = Profile::find(&text(settings, &at("engine"))).expect("checked by its kind");
     let critical = settings.texts(&at("critical")).into_iter().filter_map(|pattern| pattern.parse().ok());
     let health = health(settings, section, &profile);
+    let shutdown_timeout = settings.number(&at("shutdown_timeout_s")).map(Duration::from_secs);
     let drain_window = settings
         .number(&at("drain_window_ms"))
-        .map_or_else(|| profile.shutdown_grace.unwrap_or(DRAIN_WINDOW), Duration::from_millis);
+        .map_or_else(|| shutdown_timeout.or(profile.shutdown_grace).unwrap_or(DRAIN_WINDOW), Duration::from_millis);
     let find = find(settings, section, name.as_ref());
     let on_lost = on_lost(settings, section);
+    let sever = sever(settings, &at("sever"));
     bounded(settings, section);
     Some(WorkerConfig {
         engine: profile.name.clone(),
@@ -227,6 +236,9 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         models: settings.texts(&at("models")),
         labels: settings.text_map(&at("labels")),
         drain_window,
+        termination_grace: settings.number(&at("termination_grace_s")).map(Duration::from_secs),
+        pre_stop: Duration::from_secs(number(settings, &at("pre_stop_s"))),
+        shutdown_timeout,
         on_not_serving: word(
             settings,
             &at("on_not_serving"),
@@ -234,6 +246,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         ),
         on_lost,
         reap_grace: millis(settings, &at("reap_grace_ms")),
+        sever: sever?,
         health,
         name: name?,
         endpoint: endpoint?,
@@ -280,24 +293,48 @@ fn serving_port(settings: &mut Settings, path: &str, endpoint: &str) -> Option<u
 }
 
 fn find(settings: &mut Settings, section: &str, name: Option<&Name>) -> Option<Find> {
-    const WAYS: [&str; 5] = ["pid", "pid_file", "port", "cmdline", "env"];
-    let at = |key: &str| format!("{section}.find.{key}");
-    let given: Vec<&str> = WAYS.into_iter().filter(|way| settings.is_set(&at(way))).collect();
+    match process(settings, &format!("{section}.find"), &["pid", "pid_file", "port", "cmdline", "env"]) {
+        Ok(None) => name.map(|name| Find::Env(name.to_string())),
+        given => given.ok().flatten(),
+    }
+}
+
+fn sever(settings: &mut Settings, table: &str) -> Option<SeverConfig> {
+    let companion = process(settings, &format!("{table}.companion"), &["pid", "pid_file", "port", "cmdline"]);
+    let enabled = settings.flag(&format!("{table}.enabled"));
+    if !enabled && let Ok(Some(_)) = companion {
+        let path = format!("{table}.companion");
+        let place = settings.place(&path);
+        settings.refuse(place, &path, format!("is set, but nothing is severed; set {table}.enabled = true"));
+    }
+    let spare_ports = settings.numbers(&format!("{table}.spare_ports"));
+    Some(SeverConfig {
+        enabled,
+        companion: companion.ok()?,
+        spare_ports: spare_ports.into_iter().filter_map(|port| u16::try_from(port).ok()).collect(),
+    })
+}
+
+/// A problem with it was noted.
+struct Refused;
+
+/// The one way of several in which a table names a process, if it does.
+fn process(settings: &mut Settings, table: &str, ways: &[&str]) -> Result<Option<Find>, Refused> {
+    let at = |key: &str| format!("{table}.{key}");
+    let given: Vec<&str> = ways.iter().copied().filter(|way| settings.is_set(&at(way))).collect();
+    let short = table.rsplit_once('.').map_or(table, |(_, short)| short);
     if let [first, second, ..] = given[..] {
         let place = settings.place(&at(second));
-        settings.refuse(place, &at(second), format!("is one way too many beside find.{first}; keep one"));
-        return None;
+        settings.refuse(place, &at(second), format!("is one way too many beside {short}.{first}; keep one"));
+        return Err(Refused);
     }
-    let Some(way) = given.first() else {
-        return name.map(|name| Find::Env(name.to_string()));
-    };
+    let Some(way) = given.first() else { return Ok(None) };
     let path = at(way);
     let integer = |settings: &Settings| settings.number(&path).and_then(|number| u32::try_from(number).ok());
-    match *way {
+    let found = match *way {
         "pid" => integer(settings).map(Find::Pid),
         "port" => integer(settings).and_then(|port| u16::try_from(port).ok()).map(Find::Port),
-        way => {
-            let text = settings.text(&path)?;
+        way => settings.text(&path).and_then(|text| {
             if text.trim().is_empty() {
                 let place = settings.place(&path);
                 settings.refuse(place, &path, "is empty and would fit any process; name the one that is meant");
@@ -308,8 +345,9 @@ fn find(settings: &mut Settings, section: &str, name: Option<&Name>) -> Option<F
                 "cmdline" => Find::Cmdline(text),
                 _ => Find::Env(text),
             })
-        }
-    }
+        }),
+    };
+    found.map(Some).ok_or(Refused)
 }
 
 fn health(settings: &mut Settings, section: &str, profile: &Profile) -> HealthConfig {
@@ -397,7 +435,7 @@ fn millis(settings: &Settings, path: &str) -> Duration {
 }
 
 /// The host name (uname(2)).
-pub(super) fn host_name() -> Option<String> {
+pub(crate) fn host_name() -> Option<String> {
     nix::unistd::gethostname().ok()?.into_string().ok()
 }
 

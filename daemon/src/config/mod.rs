@@ -5,6 +5,7 @@
 //! here and read where they are used.
 
 mod build;
+mod deletion;
 mod error;
 pub mod schema;
 mod settings;
@@ -22,6 +23,8 @@ use std::time::Duration;
 use lastgasp_protocol::login::Login;
 use lastgasp_protocol::{Name, Writer};
 
+pub(crate) use self::build::host_name;
+pub use self::deletion::{HANDOVER, Misfit};
 pub use self::error::{ConfigError, Place, Problem};
 use crate::core::HealthRole;
 pub use crate::core::OnNotServing;
@@ -35,6 +38,8 @@ pub struct Config {
     pub node: Name,
     /// Whether anything is changed.
     pub mode: Mode,
+    /// The main thread has real-time priority.
+    pub realtime: bool,
     /// How NATS is reached.
     pub nats: NatsConfig,
     /// Whether the kernel is asked.
@@ -111,6 +116,8 @@ pub struct StatusConfig {
     pub socket: PathBuf,
     /// Address of `/metrics`, `/livez`, `/readyz`; port 0 takes any.
     pub listen: SocketAddr,
+    /// A status page is served there too.
+    pub page: bool,
 }
 
 /// Bounds on what the core does.
@@ -133,10 +140,14 @@ pub struct DeclareConfig {
     pub uids: Vec<u32>,
     /// Cgroups, each with all below it; empty for any.
     pub cgroups: Vec<String>,
+    /// Time between two looks through all processes.
+    pub scan_interval: Duration,
     /// As [`WorkerConfig::on_lost`].
     pub on_lost: OnLost,
     /// As [`WorkerConfig::reap_grace`].
     pub reap_grace: Duration,
+    /// As [`SeverConfig::enabled`].
+    pub sever: bool,
 }
 
 /// What is done about the processes of a worker that is lost.
@@ -150,6 +161,17 @@ pub enum OnLost {
     TerminateRoot,
     /// A program is run: its name and arguments.
     Command(Vec<String>),
+}
+
+/// What becomes of the TCP connections of a worker that is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeverConfig {
+    /// They are destroyed.
+    pub enabled: bool,
+    /// A process that is none of the engine's, and whose connections are destroyed too.
+    pub companion: Option<Find>,
+    /// Connections to these ports stay.
+    pub spare_ports: Vec<u16>,
 }
 
 /// One worker.
@@ -175,12 +197,20 @@ pub struct WorkerConfig {
     pub labels: BTreeMap<String, String>,
     /// How long streams go on when the worker leaves.
     pub drain_window: Duration,
+    /// How long its pod has from its deletion to SIGKILL; only to check that the times fit.
+    pub termination_grace: Option<Duration>,
+    /// How much of that its preStop hook takes.
+    pub pre_stop: Duration,
+    /// How long its engine lets streams go on after SIGTERM.
+    pub shutdown_timeout: Option<Duration>,
     /// What NOT_SERVING of a liveness service means while the processes live.
     pub on_not_serving: OnNotServing,
     /// What is done about its processes when it is lost.
     pub on_lost: OnLost,
     /// How long those processes have to end by themselves.
     pub reap_grace: Duration,
+    /// What becomes of its connections then.
+    pub sever: SeverConfig,
     /// How its health is asked for.
     pub health: HealthConfig,
 }
@@ -282,13 +312,17 @@ impl Config {
 }
 
 /// The variables by which a process declares itself a worker, and the settings they stand for.
-pub const DECLARATION: [(&str, &str); 6] = [
+pub const DECLARATION: [(&str, &str); 10] = [
     ("LASTGASP_WORKER", "worker[0].name"),
     ("LASTGASP_ENGINE", "worker[0].engine"),
     ("LASTGASP_ENDPOINT", "worker[0].endpoint"),
     ("LASTGASP_GRPC_HEALTH", "worker[0].health.grpc"),
     ("LASTGASP_HTTP_HEALTH", "worker[0].health.http"),
     ("LASTGASP_MODELS", "worker[0].models"),
+    ("LASTGASP_DRAIN_WINDOW_MS", "worker[0].drain_window_ms"),
+    ("LASTGASP_TERMINATION_GRACE_S", "worker[0].termination_grace_s"),
+    ("LASTGASP_PRE_STOP_S", "worker[0].pre_stop_s"),
+    ("LASTGASP_SHUTDOWN_TIMEOUT_S", "worker[0].shutdown_timeout_s"),
 ];
 
 /// The worker that a process declares itself by these variables of [`DECLARATION`]. Everything

@@ -21,9 +21,11 @@ pub const ENV_PREFIX: &str = "LASTGASP_";
 
 /// Variables with our prefix that are no settings: the command line's, and what an engine's
 /// environment may declare for the daemon to find.
-pub const RESERVED: [&str; 9] = [
+pub const RESERVED: [&str; 15] = [
     "LASTGASP_CONFIG",
     "LASTGASP_LOG",
+    "LASTGASP_POD",
+    "LASTGASP_STARTUP_DEADLINE",
     "LASTGASP_EBPF_OBJECT",
     "LASTGASP_WORKER",
     "LASTGASP_ENGINE",
@@ -31,14 +33,24 @@ pub const RESERVED: [&str; 9] = [
     "LASTGASP_GRPC_HEALTH",
     "LASTGASP_HTTP_HEALTH",
     "LASTGASP_MODELS",
+    "LASTGASP_DRAIN_WINDOW_MS",
+    "LASTGASP_TERMINATION_GRACE_S",
+    "LASTGASP_PRE_STOP_S",
+    "LASTGASP_SHUTDOWN_TIMEOUT_S",
 ];
 
+/// Of etcd and of NATS: a companion's ties to discovery, which are not streams.
+const SPARE_PORTS: &str = "2379,4222";
 const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root"]);
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 
 const fn ms(min: u64, max: u64) -> Kind {
     Number { min, max, unit: " ms" }
+}
+
+const fn seconds(min: u64, max: u64) -> Kind {
+    Number { min, max, unit: " s" }
 }
 
 const fn count(min: u64, max: u64) -> Kind {
@@ -61,6 +73,12 @@ pub static SCHEMA: &[Setting] = &[
         OneOf(&["enforce", "observe"]),
         "enforce",
         "`observe` decides, certifies and counts, but changes nothing.",
+    ),
+    fixed(
+        "priority",
+        OneOf(&["normal", "realtime"]),
+        "normal",
+        "`realtime` lets the thread that hears of deaths and tells of them run before all others; needs CAP_SYS_NICE or RLIMIT_RTPRIO.",
     ),
     fixed("nats.url", NatsUrls, "nats://127.0.0.1:4222", "One server or several, separated by commas."),
     open("nats.user", Text, "User name; needs nats.password_file."),
@@ -99,12 +117,24 @@ pub static SCHEMA: &[Setting] = &[
     ),
     fixed("status.listen", Address, "127.0.0.1:9464", "Address of /metrics, /livez and /readyz; port 0 takes any."),
     fixed(
+        "status.page",
+        Flag,
+        "true",
+        "Whether a status page is served there too, at /; whoever can reach the address can read it.",
+    ),
+    fixed(
         "lease.ttl_s",
         Number { min: 1, max: 3600, unit: " s" },
         "6",
         "How long routers trust this node's workers without a sign of the daemon.",
     ),
-    fixed("policy.hold_down_ms", ms(0, HOUR_MS), "10000", "How long a lost worker that recovers stays unlisted."),
+    fixed(
+        "policy.hold_down_ms",
+        ms(0, HOUR_MS),
+        "10000",
+        "How long a lost worker that recovers stays unlisted; doubles with every loss in a row, up to 32 times. From the \
+         second loss on, its next process is held down too.",
+    ),
     fixed(
         "policy.near_certain_recheck_ms",
         ms(100, HOUR_MS),
@@ -115,7 +145,7 @@ pub static SCHEMA: &[Setting] = &[
         "policy.soft_withdrawals_per_minute",
         count(0, 10_000),
         "4",
-        "Most withdrawals a minute on anything but process evidence.",
+        "Most withdrawals a minute on anything but process evidence; the rest is held back, and said.",
     ),
     fixed(
         "declare.enabled",
@@ -130,9 +160,16 @@ pub static SCHEMA: &[Setting] = &[
         "Users whose processes may; with declare.cgroups too, both must fit.",
     ),
     fixed("declare.cgroups", Texts, "", "Cgroups whose processes, and those below, may, as \"/kubepods.slice\"."),
+    fixed(
+        "declare.scan_interval_ms",
+        ms(1000, HOUR_MS),
+        "1000",
+        "Time between two looks through all processes; with eBPF, one that calls exec is looked at when it does.",
+    ),
     fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
+    fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
     open("worker[].name", Name, "Name of the worker in discovery; needed, and once on this node."),
     fixed(
         "worker[].engine",
@@ -161,7 +198,18 @@ pub static SCHEMA: &[Setting] = &[
     open(
         "worker[].drain_window_ms",
         ms(0, 24 * HOUR_MS),
-        "How long streams go on when the worker leaves. Default: the engine's own grace where it is known, else 5000.",
+        "How long streams go on when the worker leaves. Default: worker[].shutdown_timeout_s or the engine's own grace where that is known, else 5000.",
+    ),
+    open(
+        "worker[].termination_grace_s",
+        seconds(0, 86_400),
+        "terminationGracePeriodSeconds of its pod, to check that the times of a deletion fit. Default: not checked.",
+    ),
+    fixed("worker[].pre_stop_s", seconds(0, 86_400), "0", "How long its pod's preStop hook takes, for the same check."),
+    open(
+        "worker[].shutdown_timeout_s",
+        seconds(0, 86_400),
+        "How long the engine lets streams go on after SIGTERM, as `vllm serve --shutdown-timeout`. Default: what is known of the engine.",
     ),
     fixed(
         "worker[].on_not_serving",
@@ -185,6 +233,26 @@ pub static SCHEMA: &[Setting] = &[
         ms(0, HOUR_MS),
         "5000",
         "How long those processes have to end by themselves; with `terminate-root`, and again between SIGTERM and SIGKILL.",
+    ),
+    fixed(
+        "worker[].sever.enabled",
+        Flag,
+        "false",
+        "Whether its TCP connections are destroyed when it is lost, for routers that only watch their connections.",
+    ),
+    open(
+        "worker[].sever.companion.pid",
+        count(1, 4_194_304),
+        "A process whose connections are destroyed too, as a sidecar's.",
+    ),
+    open("worker[].sever.companion.pid_file", Path, "That process by a file with its pid."),
+    open("worker[].sever.companion.port", count(1, 65_535), "That process by the port that it listens on."),
+    open("worker[].sever.companion.cmdline", Text, "That process by a part of its command line."),
+    fixed(
+        "worker[].sever.spare_ports",
+        Numbers { min: 1, max: 65_535 },
+        SPARE_PORTS,
+        "Connections to these ports stay: etcd's and NATS's unless others are named.",
     ),
     fixed("worker[].critical", Patterns, "", "Titles of processes that are critical, besides the engine profile's."),
     open("worker[].health.grpc", Url, "Address of the gRPC health service."),

@@ -132,7 +132,7 @@ fn a_key_with_a_slip_of_the_finger() {
     );
     assert_eq!(
         refused(&format!("nat.url = \"nats://h:1\"{WORKER}")),
-        "gpu.toml:1: nat: is not a setting; known here: node, mode, nats, ebpf, status, lease, policy, declare, worker (did you mean \"nats\"?)"
+        "gpu.toml:1: nat: is not a setting; known here: node, mode, priority, nats, ebpf, status, lease, policy, declare, worker (did you mean \"nats\"?)"
     );
 }
 

@@ -76,10 +76,8 @@ fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>) -> Finding {
     match bucket {
         Ok(Some(_)) => new(name, Verdict::Fine, "there, with per-message TTL"),
         Ok(None) => new(name, Verdict::Note, "not there yet; the daemon makes it"),
-        Err(OpenError::NoMessageTtl { .. }) => {
-            let detail = "there, but made without per-message TTL: what a dead node left would stay for ever";
-            new(name, Verdict::Broken, detail).fix(format!("`nats kv del {name}`, and let lastgasp make it"))
-        }
+        Err(OpenError::Misshapen { shape, .. }) => new(name, Verdict::Broken, format!("there, but it {shape}"))
+            .fix(format!("`nats kv del {name}`, and let lastgasp make it")),
         Err(OpenError::Unavailable { source, .. }) => {
             let fix = "allow this user $JS.API.STREAM.INFO.KV_lastgasp_*, see the contract's subjects";
             new(name, Verdict::Broken, format!("cannot be asked for: {source}")).fix(fix)
@@ -140,6 +138,8 @@ fn judge(name: &str, holder: &NodeLease, own: &NodeLease) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use lastgasp_protocol::kv::Misshapen;
+
     use super::*;
 
     #[test]
@@ -153,7 +153,10 @@ mod tests {
     #[test]
     fn a_bucket_is_made_by_the_daemon_and_may_not_be_of_another_shape() {
         assert_eq!(shape("b", Ok(&None)).verdict, Verdict::Note);
-        assert_eq!(shape("b", Err(&OpenError::NoMessageTtl { bucket: "b" })).verdict, Verdict::Broken);
+        assert_eq!(
+            shape("b", Err(&OpenError::Misshapen { bucket: "b", shape: Misshapen::NoMessageTtl })).verdict,
+            Verdict::Broken
+        );
     }
 
     #[test]

@@ -23,7 +23,7 @@ async fn worker(config: &WorkerConfig) -> Vec<Finding> {
 /// Everything but how its process is found.
 pub(super) async fn of_process(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
     let mut findings = health(config, tgid).await;
-    findings.push(drain_window(config));
+    findings.extend(drain_window(config));
     findings.extend(tgid.and_then(|tgid| on_lost(config, tgid)));
     findings
 }
@@ -108,32 +108,24 @@ async fn health(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
         .collect()
 }
 
-/// An engine that ends its streams before they are handed over makes draining pointless.
-fn drain_window(config: &WorkerConfig) -> Finding {
-    let ms = |duration: Duration| format!("{} ms", duration.as_millis());
-    let window = config.drain_window;
-    match config.profile.shutdown_grace {
-        None => {
-            let detail = format!("{}; when {} ends its streams is not known", ms(window), config.engine);
-            new(config, "drain window", Verdict::Fine, detail)
-        }
-        Some(grace) if window <= grace => new(
-            config,
-            "drain window",
-            Verdict::Fine,
-            format!("{}; {} gives its streams {}", ms(window), config.engine, ms(grace)),
-        ),
-        Some(grace) => {
-            let detail = format!(
-                "{}, but {} ends its streams after {}: they are moved when it ends, not handed over before",
-                ms(window),
-                config.engine,
-                ms(grace)
-            );
-            let fix = format!("set worker.drain_window_ms to {} at most", grace.as_millis());
-            new(config, "drain window", Verdict::Degraded, detail).fix(fix)
-        }
+/// Whether streams have the time that they are given: the drain window, the engine's own timeout and
+/// the pod's grace period.
+fn drain_window(config: &WorkerConfig) -> Vec<Finding> {
+    let misfits: Vec<Finding> = config
+        .misfits()
+        .iter()
+        .map(|misfit| new(config, "drain window", Verdict::Degraded, misfit.to_string()).fix(misfit.fix()))
+        .collect();
+    if !misfits.is_empty() {
+        return misfits;
     }
+    let ms = |duration: Duration| format!("{} ms", duration.as_millis());
+    let engine = match config.engine_timeout() {
+        Some(timeout) => format!("{} gives its streams {}", config.engine, ms(timeout)),
+        None => format!("when {} ends its streams is not known", config.engine),
+    };
+    let pod = config.termination_grace.map(|grace| format!(", its pod {}", ms(grace))).unwrap_or_default();
+    vec![new(config, "drain window", Verdict::Fine, format!("{}; {engine}{pod}", ms(config.drain_window)))]
 }
 
 #[cfg(test)]
@@ -149,10 +141,14 @@ mod tests {
 
     #[test]
     fn a_window_longer_than_the_engines_own_is_said() {
-        let verdict = |lines| drain_window(&worker(lines)).verdict;
+        let verdict = |lines| drain_window(&worker(lines))[0].verdict;
         assert_eq!(verdict("engine = \"vllm\""), Verdict::Fine);
         assert_eq!(verdict("engine = \"vllm\"\ndrain_window_ms = 60000"), Verdict::Degraded);
         assert_eq!(verdict("engine = \"generic\"\ndrain_window_ms = 60000"), Verdict::Fine);
+        assert_eq!(verdict("termination_grace_s = 30\ndrain_window_ms = 29000"), Verdict::Fine);
+        let cut = &drain_window(&worker("termination_grace_s = 30\ndrain_window_ms = 30000"))[0];
+        assert_eq!(cut.verdict, Verdict::Degraded);
+        assert!(cut.fix.as_ref().unwrap().contains("terminationGracePeriodSeconds to at least 31"), "{cut:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, poll};
 use tokio::io::AsyncWriteExt as _;
 
+use super::sever;
 use crate::core::ProcessId;
 use crate::sensors::pidfd::{self, PidfdError};
 use crate::sensors::proc;
@@ -17,6 +18,9 @@ use crate::sensors::proc;
 const TEARDOWN: Duration = Duration::from_secs(2);
 /// How long a command may run. It is killed then.
 const COMMAND: Duration = Duration::from_secs(30);
+
+/// Peers that a report names. The rest are counted.
+const MAX_PEERS: usize = 8;
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,6 +33,8 @@ pub enum Act {
     Kill,
     /// A program of the operator's.
     Command,
+    /// An end to its TCP connections.
+    Sever,
 }
 
 impl Act {
@@ -40,6 +46,7 @@ impl Act {
             Self::Terminate => "terminate",
             Self::Kill => "kill",
             Self::Command => "command",
+            Self::Sever => "sever",
         }
     }
 }
@@ -47,9 +54,9 @@ impl Act {
 /// What came of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The signal was sent, or the command ended with status 0.
+    /// The signal was sent, the command ended with status 0, the connections are destroyed.
     Done,
-    /// The process had ended by itself.
+    /// The process, or every connection, had ended by itself.
     Gone,
     /// The kernel refused, or the command could not be run or failed.
     Failed,
@@ -106,6 +113,35 @@ pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<Proc
         wait_for(&killed);
     }
     done
+}
+
+/// Destroys the connections that these processes hold, see [`sever::sever`]. Blocks.
+#[must_use]
+pub fn sever(owners: &BTreeMap<ProcessId, String>, spare_ports: &[u16]) -> Vec<Done> {
+    let processes: Vec<ProcessId> = owners.keys().copied().collect();
+    let done = |outcome, detail| Done { act: Act::Sever, outcome, detail };
+    match sever::sever(&processes, spare_ports) {
+        Ok(severed) if severed.is_empty() => vec![done(Outcome::Gone, "no connection was left".to_owned())],
+        Ok(severed) => owners
+            .iter()
+            .filter_map(|(owner, title)| {
+                let peers: Vec<_> = severed.iter().filter(|one| one.owner == *owner).map(|one| one.peer).collect();
+                let named: Vec<String> = peers.iter().take(MAX_PEERS).map(ToString::to_string).collect();
+                let more = if peers.len() > named.len() { ", …" } else { "" };
+                let detail =
+                    format!("{} of {title} (pid {owner}) with {}{more}", connections(peers.len()), named.join(", "));
+                (!peers.is_empty()).then(|| done(Outcome::Done, detail))
+            })
+            .collect(),
+        Err(error) => {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            vec![done(Outcome::Failed, format!("{error}{source}"))]
+        }
+    }
+}
+
+fn connections(number: usize) -> String {
+    format!("{number} {}", if number == 1 { "connection" } else { "connections" })
 }
 
 /// Waits until every pidfd is readable.

@@ -3,17 +3,20 @@
 //! What is wanted is a state, the latest one; what happened in between does not matter. Every
 //! write names the revision it expects, so a late withdrawal cannot hit a successor's record.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, Value, WriteError};
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError};
 use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
+use super::nats::Link;
 use crate::core::WorkerId;
+use crate::fault;
 
 /// How long a record or tombstone outlives its node, if the node never returns.
 pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -37,11 +40,15 @@ pub enum Desired {
         record: Box<WorkerRecord>,
         /// While draining: how long from now streams are left alone.
         drain_for: Option<Duration>,
+        /// Somebody has taken this life into service again: what its tombstone says counts no more.
+        taken_back: bool,
     },
     /// No record of this incarnation.
     Absent {
         /// Which life.
         incarnation: Incarnation,
+        /// Somebody has taken it out of service, and why. The tombstone keeps it.
+        commanded: Option<String>,
     },
 }
 
@@ -66,13 +73,56 @@ pub enum Outcome {
         /// Revision of the tombstone, if it was this daemon that wrote it.
         revision: Option<u64>,
     },
+    /// Its tombstone says that somebody has taken this life out of service. It was not listed.
+    OutOfService {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch it was listed last.
+        epoch: u64,
+        /// Why.
+        commanded: String,
+    },
+    /// An earlier daemon had listed this life as draining. It was not listed as anything better.
+    WasDraining {
+        /// Which life.
+        incarnation: Incarnation,
+        /// Under which epoch.
+        epoch: u64,
+        /// Until when.
+        deadline: Option<Timestamp>,
+        /// Why, if somebody has asked for it.
+        commanded: Option<String>,
+    },
     /// The server did not answer or refused; it is tried again.
     Failed {
         /// It refused: until somebody acts, it will again.
         refused: bool,
+        /// What is wrong.
+        fault: Fault,
         /// What it says.
         error: String,
     },
+}
+
+/// What registrars share: where the records are, and what is known of that.
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    /// The workers' bucket, once it is open and the node's name is ours.
+    pub bucket: watch::Receiver<Option<Bucket>>,
+    /// The connection to NATS.
+    pub link: watch::Receiver<Link>,
+    /// The keys of this node, each time they were looked at.
+    pub present: watch::Receiver<Arc<Present>>,
+}
+
+/// The keys of a node that the bucket had at some time. One that was deleted or wiped has none, and
+/// says so to nobody.
+#[derive(Debug)]
+pub struct Present {
+    /// It was asked for at this time or later.
+    pub asked: Instant,
+    /// Records and tombstones.
+    pub keys: HashSet<String>,
 }
 
 /// A worker's registrar, as the supervisor holds it.
@@ -88,7 +138,7 @@ impl Registrar {
     pub fn spawn(
         worker: WorkerId,
         key: String,
-        bucket: watch::Receiver<Option<Bucket>>,
+        ledger: Ledger,
         outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
@@ -96,12 +146,13 @@ impl Registrar {
         let task = Task {
             worker,
             key,
-            bucket,
+            ledger,
             wanted,
             again: Arc::clone(&again),
             outcomes,
             known: None,
             written: None,
+            ending: None,
             last_write: Instant::now(),
         };
         tokio::spawn(task.run());
@@ -122,7 +173,7 @@ impl Registrar {
 struct Task {
     worker: WorkerId,
     key: String,
-    bucket: watch::Receiver<Option<Bucket>>,
+    ledger: Ledger,
     wanted: watch::Receiver<Desired>,
     again: Arc<Notify>,
     outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
@@ -130,6 +181,8 @@ struct Task {
     known: Option<Known>,
     /// Which life we wrote last. The first write of another life reads before.
     written: Option<Incarnation>,
+    /// Whose tombstone was sent to the server, if it is not known what became of that.
+    ending: Option<Incarnation>,
     last_write: Instant,
 }
 
@@ -137,6 +190,7 @@ struct Task {
 struct Known {
     revision: u64,
     record: Bytes,
+    tombstone: bool,
 }
 
 /// What became of one try.
@@ -146,7 +200,24 @@ enum Tried {
     /// Another try may succeed, now.
     Again,
     /// Another try may succeed, later.
-    Later(Duration, String),
+    Later(Failure),
+}
+
+/// Why a try did not succeed.
+struct Failure {
+    fault: Fault,
+    error: String,
+    /// The server refused: the same write would be refused again at once.
+    refused: bool,
+    /// The bucket may be gone.
+    no_bucket: bool,
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let no_bucket = matches!(error, ReadError::NoBucket);
+        Self { fault: error.fault(), error: error.to_string(), refused: false, no_bucket }
+    }
 }
 
 impl Task {
@@ -154,45 +225,84 @@ impl Task {
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
             let due = if wanted == Desired::Untouched { Ok(()) } else { self.achieve(&wanted).await };
-            let renewal = matches!(wanted, Desired::Listed { .. });
-            let again = async {
-                self.again.notified().await;
-                // Whoever writes there may do so a thousand times a second.
-                tokio::time::sleep_until(self.last_write + REPAIR_PAUSE).await;
-            };
-            tokio::select! {
-                changed = self.wanted.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep_until(self.last_write + RENEWAL), if renewal => {}
-                () = again => {}
-            }
             if due.is_err() {
                 return;
             }
+            let listed = matches!(wanted, Desired::Listed { .. });
+            loop {
+                let again = async {
+                    self.again.notified().await;
+                    // Whoever writes there may do so a thousand times a second.
+                    tokio::time::sleep_until(self.last_write + REPAIR_PAUSE).await;
+                };
+                tokio::select! {
+                    changed = self.wanted.changed() => if changed.is_err() { return } else { break },
+                    () = again => break,
+                    () = tokio::time::sleep_until(self.last_write + RENEWAL), if listed => break,
+                    changed = self.ledger.present.changed(), if listed => match changed {
+                        Err(_) => return,
+                        Ok(()) => if self.is_missing() { break },
+                    },
+                }
+            }
         }
+    }
+
+    /// The key was looked for after it was written, and is not there.
+    fn is_missing(&mut self) -> bool {
+        let present = self.ledger.present.borrow_and_update();
+        let missing = present.asked > self.last_write && !present.keys.contains(&self.key);
+        if missing {
+            tracing::warn!(key = self.key, "the record is not in the bucket any more; it is listed again");
+            self.known = None;
+        }
+        missing
     }
 
     /// Tries until it is as wanted, or something else is wanted, or the daemon ends.
     async fn achieve(&mut self, wanted: &Desired) -> Result<(), ()> {
         let mut pause = BACKOFF.0;
         loop {
-            let bucket = loop {
-                if let Some(bucket) = self.bucket.borrow_and_update().clone() {
-                    break bucket;
-                }
-                tokio::select! {
-                    changed = self.bucket.changed() => changed.map_err(drop)?,
-                    changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
+            let ready = async {
+                let bucket = self.ledger.bucket.wait_for(Option::is_some).await.map_err(drop)?.clone();
+                // Without a connection a write would only wait in the client's queue.
+                self.ledger.link.wait_for(|link| *link == Link::Connected).await.map_err(drop)?;
+                bucket.ok_or(())
+            };
+            let bucket = tokio::select! {
+                biased;
+                bucket = ready => bucket?,
+                changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
+            };
+            // Something else may be wanted since the same moment.
+            if self.wanted.has_changed().map_err(drop)? {
+                return Ok(());
+            }
+            let mut link = self.ledger.link.clone();
+            let tried = tokio::select! {
+                biased;
+                tried = self.once(&bucket, wanted) => tried,
+                lost = link.changed() => {
+                    lost.map_err(drop)?;
+                    // Whether it took effect is read after the reconnect.
+                    self.known = None;
+                    Tried::Again
                 }
             };
-            match self.once(&bucket, wanted).await {
+            match tried {
                 Tried::Done => return Ok(()),
                 Tried::Again => {}
-                Tried::Later(at_least, error) => {
+                Tried::Later(Failure { fault, error, refused, no_bucket }) => {
                     self.known = None;
-                    let refused = at_least == REFUSED_PAUSE;
-                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, error }));
+                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, fault, error }));
+                    if no_bucket && let Err(error) = bucket.again().await {
+                        tracing::debug!(%error, "the bucket is not there and cannot be made");
+                    }
+                    let wait = if refused { REFUSED_PAUSE.max(pause) } else { pause };
                     tokio::select! {
-                        () = tokio::time::sleep(pause.max(at_least)) => {}
+                        () = tokio::time::sleep(wait) => {}
+                        // A new connection may be to a server that takes it.
+                        lost = link.changed() => lost.map_err(drop)?,
                         changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
                     }
                     pause = (pause * 2).min(BACKOFF.1);
@@ -204,24 +314,38 @@ impl Task {
     async fn once(&mut self, bucket: &Bucket, wanted: &Desired) -> Tried {
         match wanted {
             Desired::Untouched => Tried::Done,
-            Desired::Listed { record, drain_for } => self.list(bucket, record, *drain_for).await,
-            Desired::Absent { incarnation } => self.withdraw(bucket, incarnation).await,
+            Desired::Listed { record, drain_for, taken_back } => {
+                self.list(bucket, record, *drain_for, *taken_back).await
+            }
+            Desired::Absent { incarnation, commanded } => self.withdraw(bucket, incarnation, commanded.as_ref()).await,
         }
     }
 
-    async fn list(&mut self, bucket: &Bucket, wanted: &WorkerRecord, drain_for: Option<Duration>) -> Tried {
+    async fn list(
+        &mut self,
+        bucket: &Bucket,
+        wanted: &WorkerRecord,
+        drain_for: Option<Duration>,
+        taken_back: bool,
+    ) -> Tried {
         let mut record = wanted.clone();
         let expect = match &self.known {
             Some(known) if self.written.as_ref() == Some(&record.incarnation) => Expect::Revision(known.revision),
             // The first write of a life reads first: an earlier daemon may have listed the same
             // life, and an epoch that routers have seen the end of must not come back.
             _ => match bucket.read(&self.key).await {
-                Err(error) => return later(&error),
+                Err(error) => return Tried::Later(error.into()),
                 Ok(None) => Expect::Absent,
                 Ok(Some(entry)) => {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
                         let ended = entry.value == Value::Deleted;
+                        if let Some(outcome) =
+                            left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back)
+                        {
+                            let _ = self.outcomes.send((self.worker, outcome));
+                            return Tried::Done;
+                        }
                         record.epoch = record.epoch.max(former.epoch + u64::from(ended));
                         record.registered_at = former.registered_at.filter(|_| !ended);
                     }
@@ -235,9 +359,10 @@ impl Task {
         let payload = Bytes::from(record.to_json());
         let written = bucket.put(&self.key, payload.clone(), expect, RECORD_TTL).await;
         if written.is_ok() {
+            fault::point("record listed");
             self.written = Some(record.incarnation.clone());
         }
-        self.settle(written, payload, |revision| Outcome::Listed {
+        self.settle(written, payload, false, |revision| Outcome::Listed {
             incarnation: record.incarnation,
             epoch: record.epoch,
             revision,
@@ -245,61 +370,85 @@ impl Task {
         })
     }
 
-    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation) -> Tried {
+    async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation, commanded: Option<&String>) -> Tried {
         let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
-            Some(known) => (known.revision, known.record.clone()),
-            None => match bucket.read(&self.key).await {
-                Err(error) => return later(&error),
+            Some(known) if !known.tombstone => (known.revision, known.record.clone()),
+            _ => match bucket.read(&self.key).await {
+                Err(error) => return Tried::Later(error.into()),
                 Ok(entry) => {
-                    let listed = entry.filter(|entry| {
-                        // What is no record is nobody's; a tombstone says what routers should know.
-                        let ours = former_listing(entry).is_none_or(|former| former.incarnation == *incarnation);
-                        matches!(entry.value, Value::Put(_)) && ours
-                    });
-                    let Some(entry) = listed else {
-                        let _ = self.outcomes.send((self.worker, withdrawn(None)));
-                        return Tried::Done;
+                    // A put that is no record is nobody's; a tombstone says what routers should know.
+                    let ours = |entry: &Entry| match former_listing(entry) {
+                        Some(former) => former.incarnation == *incarnation,
+                        None => matches!(entry.value, Value::Put(_)),
                     };
-                    (entry.revision, entry.payload)
+                    match entry.filter(ours) {
+                        Some(entry) if matches!(entry.value, Value::Put(_)) => (entry.revision, entry.payload),
+                        rest => {
+                            // The tombstone whose acknowledgement was lost, or nothing of ours.
+                            let sent = self.ending.take().is_some_and(|ending| ending == *incarnation);
+                            let revision = rest.filter(|_| sent).map(|entry| entry.revision);
+                            let _ = self.outcomes.send((self.worker, withdrawn(revision)));
+                            return Tried::Done;
+                        }
+                    }
                 }
             },
         };
+        let ended = match WorkerRecord::parse(&self.key, &ended) {
+            Ok(record) if record.commanded.as_ref() != commanded => {
+                Bytes::from(WorkerRecord { commanded: commanded.cloned(), ..record }.to_json())
+            }
+            _ => ended,
+        };
+        self.ending = Some(incarnation.clone());
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
-        self.settle(written, ended, |revision| withdrawn(Some(revision)))
+        if written.is_ok() {
+            fault::point("record withdrawn");
+        }
+        self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
 
     fn settle(
         &mut self,
         written: Result<u64, WriteError>,
         record: Bytes,
+        tombstone: bool,
         outcome: impl FnOnce(u64) -> Outcome,
     ) -> Tried {
         match written {
             Ok(revision) => {
-                self.known = Some(Known { revision, record });
+                self.known = Some(Known { revision, record, tombstone });
                 self.last_write = Instant::now();
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done
             }
-            Err(WriteError::Mismatch) => {
-                // Read and decide again. A second mismatch in a row is a fight: slow down.
-                match self.known.take() {
-                    Some(_) => Tried::Again,
-                    None => Tried::Later(BACKOFF.0, "the record is being changed by somebody else".to_owned()),
-                }
-            }
-            Err(WriteError::Unknown(error)) => later(&error),
-            Err(WriteError::Refused(error)) => Tried::Later(REFUSED_PAUSE, error.to_string()),
+            // Read and decide again. A second mismatch in a row is a fight: slow down.
+            Err(WriteError::Mismatch) if self.known.take().is_some() => Tried::Again,
+            Err(error) => Tried::Later(Failure {
+                fault: error.fault().unwrap_or(Fault::Refused),
+                error: error.to_string(),
+                refused: matches!(error, WriteError::Refused(_)),
+                no_bucket: matches!(error, WriteError::NoBucket),
+            }),
         }
     }
-}
-
-fn later(error: &async_nats::Error) -> Tried {
-    Tried::Later(Duration::ZERO, error.to_string())
 }
 
 /// The listing that a record, or a tombstone of a lastgasp daemon, speaks of.
 fn former_listing(entry: &Entry) -> Option<WorkerRecord> {
     WorkerRecord::parse(&entry.key, &entry.payload).ok()
+}
+
+/// What an earlier daemon knew about this very life, and this one is about to overrule without
+/// having heard of it: its reading of the bucket may come later than the first good health.
+fn left_by_a_predecessor(former: &WorkerRecord, ended: bool, wanted: WorkerState) -> Option<Outcome> {
+    let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = former.clone();
+    match (ended, commanded) {
+        (true, Some(commanded)) => Some(Outcome::OutOfService { incarnation, epoch, commanded }),
+        (false, commanded) if state == WorkerState::Draining && wanted != WorkerState::Draining => {
+            Some(Outcome::WasDraining { incarnation, epoch, deadline, commanded })
+        }
+        _ => None,
+    }
 }

@@ -4,12 +4,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, Value, WriteError};
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, ReadError, Value, WriteError};
 use lastgasp_protocol::{Name, NodeLease};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::standing::Standing;
 use crate::core::ProcessId;
+use crate::fault;
 use crate::sensors::proc;
 
 /// What became of the lease.
@@ -28,8 +30,10 @@ pub async fn keep(
     own: NodeLease,
     ttl: Duration,
     mut bucket: watch::Receiver<Option<Bucket>>,
+    standing: Standing,
     events: mpsc::UnboundedSender<LeaseEvent>,
 ) {
+    const COST: &str = "routers may take this node for one that nobody watches";
     let Ok(bucket) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
     let Some(bucket) = bucket else { return };
     let key = own.node.token();
@@ -42,26 +46,42 @@ pub async fn keep(
             Some(revision) => Ok(Expect::Revision(revision)),
             None => match bucket.read(&key).await {
                 Ok(entry) => judge(&own, entry.as_ref(), &mut foreign, ttl),
-                Err(error) => Err(Verdict::Wait(error.to_string())),
+                Err(error) => {
+                    standing.bad("lease", error.fault(), error.to_string(), COST);
+                    Err(Verdict::Trouble { why: error.to_string(), no_bucket: matches!(error, ReadError::NoBucket) })
+                }
             },
         };
         let written = match expect {
-            Ok(expect) => match bucket.put(&key, value.clone(), expect, ttl).await {
-                Ok(revision) => Ok(revision),
-                Err(WriteError::Mismatch) => {
-                    Err(Verdict::Wait("the lease is being taken by another daemon".to_owned()))
+            Ok(expect) => bucket.put(&key, value.clone(), expect, ttl).await.map_err(|error| {
+                let (why, no_bucket) = (error.to_string(), matches!(error, WriteError::NoBucket));
+                match error.fault() {
+                    None => Verdict::Wait("the lease was changed by somebody else".to_owned()),
+                    Some(fault) => {
+                        standing.bad("lease", fault, why.clone(), COST);
+                        Verdict::Trouble { why, no_bucket }
+                    }
                 }
-                Err(error) => Err(Verdict::Wait(error.to_string())),
-            },
+            }),
             Err(verdict) => Err(verdict),
         };
         let event = match written {
             Ok(written) => {
-                revision = Some(written);
+                standing.good("lease");
+                if revision.replace(written).is_none() {
+                    fault::point("lease taken");
+                }
                 LeaseEvent::Held
             }
             Err(Verdict::Wait(why)) => {
                 revision = None;
+                LeaseEvent::Waiting(why)
+            }
+            Err(Verdict::Trouble { why, no_bucket }) => {
+                revision = None;
+                if no_bucket && let Err(error) = bucket.again().await {
+                    tracing::debug!(%error, "the bucket is not there and cannot be made");
+                }
                 LeaseEvent::Waiting(why)
             }
             Err(Verdict::Refuse(why)) => LeaseEvent::Refused(why),
@@ -76,6 +96,7 @@ pub async fn keep(
 
 enum Verdict {
     Wait(String),
+    Trouble { why: String, no_bucket: bool },
     Refuse(String),
 }
 

@@ -6,4 +6,6 @@ pub mod deaths;
 pub mod discovery;
 pub mod lease;
 pub mod nats;
+pub mod sever;
 pub mod signals;
+pub mod standing;

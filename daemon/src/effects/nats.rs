@@ -4,19 +4,24 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
 use async_nats::{Client, ConnectOptions, Event};
-use lastgasp_protocol::kv::{Bucket, OpenError};
+use lastgasp_protocol::kv::{Bucket, Fault, OLDEST_SERVER, OpenError, backoff};
 use lastgasp_protocol::login::{LoggedIn, LoginError};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, Name, ROUTERS_BUCKET, WORKERS_BUCKET};
 use tokio::sync::watch;
 
+use super::standing::{NOTHING_WRITTEN, Standing};
 use crate::config::NatsConfig;
 
-/// A dead connection is noticed after two pings without an answer.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// The third ping after one that was not answered ends a connection, so a dead one is noticed within 5 s.
+const PING_INTERVAL: Duration = Duration::from_millis(1500);
+/// Longest pause between attempts to connect.
+const LONGEST_RECONNECT: Duration = Duration::from_secs(2);
 /// How long a JetStream acknowledgement is awaited before the outcome counts as unknown.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pauses between tries to open the buckets.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often it is seen to that the buckets are there and have their shape.
+const INSPECTION: Duration = Duration::from_secs(10);
+/// What is worse for a bucket that is not as it was asked for.
+const AS_FOUND: &str = "it is used as it is";
 /// How long certificates are kept.
 const DEATHS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -75,24 +80,38 @@ pub struct Buckets {
 ///
 /// # Errors
 /// Only what waiting cannot heal: an unreadable secret, an address that is none.
-pub async fn connect(config: &NatsConfig, node: &Name) -> Result<(Client, watch::Receiver<Link>), NatsError> {
+pub async fn connect(
+    config: &NatsConfig,
+    node: &Name,
+    standing: Standing,
+) -> Result<(Client, watch::Receiver<Link>), NatsError> {
     let (link, state) = watch::channel(Link::Connecting);
     let options = login(config, node)?
         .name(format!("lastgasp {node}"))
         .retry_on_initial_connect()
         .ping_interval(PING_INTERVAL)
         .connection_timeout(Duration::from_secs(3))
-        .reconnect_delay_callback(|attempts| {
-            let step = Duration::from_millis(50) * u32::try_from(attempts.min(6)).unwrap_or(6).pow(2);
-            step + Duration::from_millis(u64::from(std::process::id()) % 50)
+        .reconnect_delay_callback(|attempts| match attempts {
+            0 | 1 => Duration::ZERO,
+            attempts => backoff(u32::try_from(attempts - 2).unwrap_or(u32::MAX)).min(LONGEST_RECONNECT),
         })
         .event_callback(move |event| {
             match &event {
-                Event::Connected => drop(link.send_replace(Link::Connected)),
-                Event::Disconnected => drop(link.send_replace(Link::Disconnected)),
+                Event::Connected => {
+                    standing.good("connection");
+                    standing.good("permission");
+                    _ = link.send_replace(Link::Connected);
+                }
+                Event::Disconnected => _ = link.send_replace(Link::Disconnected),
                 _ => {}
             }
-            async move { tracing::info!(%event, "NATS") }
+            if let Some(fault) = Fault::of_event(&event) {
+                let what = if fault == Fault::NotPermitted { "permission" } else { "connection" };
+                standing.bad(what, fault, event.to_string(), NOTHING_WRITTEN);
+            } else {
+                tracing::info!(%event, "NATS");
+            }
+            async {}
         });
     Ok((dial(config, options).await?, state))
 }
@@ -121,30 +140,82 @@ fn login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions, NatsError> 
     Ok(options.custom_inbox_prefix(lastgasp_protocol::node_inbox(node)))
 }
 
-/// Opens the buckets, creating what is missing, and tries until that succeeds.
-pub async fn open_buckets(client: Client, replicas: usize) -> (jetstream::Context, Buckets) {
-    let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client);
-    let mut pause = BACKOFF.0;
-    let mut said = String::new();
+/// Opens the buckets, creating what is missing, and tries until that succeeds. From then on it is
+/// seen to that they stay: after every reconnect, and every [`INSPECTION`].
+pub async fn keep_open(
+    client: Client,
+    replicas: usize,
+    mut link: watch::Receiver<Link>,
+    standing: Standing,
+    opened: watch::Sender<Option<(jetstream::Context, Buckets)>>,
+) {
+    let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client.clone());
+    let mut attempts = 0;
     loop {
-        match try_open(&context, replicas).await {
-            Ok(buckets) => {
-                if let Err(error) = open_deaths(&context, replicas).await {
-                    tracing::warn!(%error, stream = DEATHS_STREAM, "death certificates are not kept on the server");
-                }
-                return (context, buckets);
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if text != said {
-                    tracing::warn!(error = %text, "JetStream is not usable yet; nothing is listed or withdrawn until it is");
-                    said = text;
-                }
-            }
+        if link.wait_for(|link| *link == Link::Connected).await.is_err() {
+            return;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(BACKOFF.1);
+        let pause = match inspect(&client, &context, replicas, &standing).await {
+            Some(buckets) => {
+                attempts = 0;
+                opened.send_if_modified(|opened| {
+                    let first = opened.is_none();
+                    opened.get_or_insert((context.clone(), buckets));
+                    first
+                });
+                INSPECTION
+            }
+            None => {
+                attempts += 1;
+                backoff(attempts - 1)
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // Another server may have other buckets.
+            lost = link.changed() => if lost.is_err() { return },
+        }
     }
+}
+
+/// The buckets, if all of them can be used.
+async fn inspect(
+    client: &Client,
+    context: &jetstream::Context,
+    replicas: usize,
+    standing: &Standing,
+) -> Option<Buckets> {
+    let (major, minor) = OLDEST_SERVER;
+    if !client.is_server_compatible(i64::from(major), i64::from(minor), 0) {
+        let version = client.server_info().version;
+        let detail = format!("version {version} has no per-message TTL: leases of dead nodes would never lapse");
+        standing.bad("server", Fault::OldServer, detail, NOTHING_WRITTEN);
+        return None;
+    }
+    standing.good("server");
+    let buckets = match try_open(context, replicas).await {
+        Ok(buckets) => buckets,
+        Err(error) => {
+            standing.bad("buckets", error.fault(), error.to_string(), NOTHING_WRITTEN);
+            return None;
+        }
+    };
+    standing.good("buckets");
+    for bucket in [&buckets.workers, &buckets.nodes, &buckets.routers] {
+        let what = format!("bucket {}", bucket.name());
+        match bucket.remarks().first() {
+            None => standing.good(&what),
+            Some(remark) => standing.bad(&what, remark.fault(), remark.to_string(), AS_FOUND),
+        }
+    }
+    match open_deaths(context, replicas).await {
+        Ok(()) => standing.good(DEATHS_STREAM),
+        Err(error) => {
+            let cost = "death certificates are not kept on the server";
+            standing.bad(DEATHS_STREAM, Fault::of(&*error), error.to_string(), cost);
+        }
+    }
+    Some(buckets)
 }
 
 /// Makes what is missing, once: for a user that may, before daemons that may not.

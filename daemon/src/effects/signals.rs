@@ -7,11 +7,12 @@ use std::time::Duration;
 use async_nats::{Client, Subject};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
-use lastgasp_protocol::kv::{Bucket, Change, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Value, backoff};
 use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase, RouterLease};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::Nanos;
+use crate::fault;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::sensors::proc;
@@ -110,6 +111,7 @@ impl Signals {
         if first.as_mut().and_then(FutureExt::now_or_never).is_some() {
             first = None;
         }
+        fault::point("signal queued");
         let this = self.clone();
         tokio::spawn(async move {
             if let Some(first) = first
@@ -121,6 +123,7 @@ impl Signals {
             let started = tokio::time::Instant::now();
             for after in REPEATS {
                 if this.all_received(&certificate, started + after).await {
+                    fault::point("signal received");
                     break;
                 }
                 if let Err(error) = publish().await {
@@ -159,49 +162,53 @@ impl Signals {
 
 /// Follows `lastgasp_routers`, so that it is known who should answer.
 pub async fn follow_routers(bucket: Bucket, routers: watch::Sender<HashSet<Name>>) {
-    let mut pause = Duration::from_millis(100);
-    loop {
-        match bucket.watch(">").await {
-            Err(error) => tracing::debug!(%error, "cannot watch the routers"),
-            Ok(mut changes) => {
-                let mut listed = HashSet::new();
-                let mut complete = false;
-                while let Some(change) = changes.next().await {
-                    match change {
-                        Ok(Change::Listed) => complete = true,
-                        Ok(Change::Entry(entry)) => {
-                            let Ok(router) = Name::from_token(&entry.key) else { continue };
-                            match entry.value {
-                                // What is no lease says nothing: neither that there is a router nor that
-                                // it is gone.
-                                Value::Put(value) => {
-                                    if RouterLease::parse(&value).is_ok_and(|lease| lease.router == router) {
-                                        listed.insert(router);
-                                    }
-                                }
-                                Value::Deleted | Value::Expired => drop(listed.remove(&router)),
-                            }
-                        }
-                        Err(error) => {
-                            tracing::debug!(%error, "the watch of the routers ended");
-                            break;
+    let mut attempts = 0;
+    while !routers.is_closed() {
+        if let Err(error) = follow_routers_once(&bucket, &routers, &mut attempts).await {
+            tracing::debug!(%error, "routers are not followed at present");
+        }
+        if let Err(error) = bucket.again().await {
+            tracing::debug!(%error, "the routers' bucket");
+        }
+        tokio::time::sleep(backoff(attempts)).await;
+        attempts += 1;
+    }
+}
+
+async fn follow_routers_once(
+    bucket: &Bucket,
+    routers: &watch::Sender<HashSet<Name>>,
+    attempts: &mut u32,
+) -> Result<(), async_nats::Error> {
+    let mut changes = bucket.watch(">").await?;
+    let mut listed = HashSet::new();
+    let mut complete = false;
+    while let Some(change) = changes.next().await {
+        match change? {
+            Change::Listed => {
+                complete = true;
+                *attempts = 0;
+            }
+            Change::Entry(entry) => {
+                let Ok(router) = Name::from_token(&entry.key) else { continue };
+                match entry.value {
+                    // What is no lease says nothing: neither that there is a router nor that it is gone.
+                    Value::Put(value) => {
+                        if RouterLease::parse(&value).is_ok_and(|lease| lease.router == router) {
+                            listed.insert(router);
                         }
                     }
-                    if complete {
-                        pause = Duration::from_millis(100);
-                        routers.send_if_modified(|known| {
-                            let changed = *known != listed;
-                            known.clone_from(&listed);
-                            changed
-                        });
-                    }
+                    Value::Deleted | Value::Expired => drop(listed.remove(&router)),
                 }
             }
         }
-        if routers.is_closed() {
-            return;
+        if complete {
+            routers.send_if_modified(|known| {
+                let changed = *known != listed;
+                known.clone_from(&listed);
+                changed
+            });
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
     }
+    Ok(())
 }

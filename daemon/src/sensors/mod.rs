@@ -1,6 +1,7 @@
 //! Sensors report [`crate::core::Evidence`]. They never decide.
 
 pub mod ebpf;
+pub mod gpus;
 pub mod health;
 pub mod kmsg;
 pub mod pidfd;

@@ -1,5 +1,6 @@
-//! `/metrics`, `/livez`, `/readyz`.
+//! `/metrics`, `/livez`, `/readyz`, and the status page.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +25,13 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     /// How long one may take to ask, and stay idle.
     pub(super) head: Duration,
-    /// How long one may last.
+    /// How long one may last; a status page that is followed connects again.
     pub(super) life: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 64, head: Duration::from_secs(15), life: Duration::from_secs(120) }
+        Self { connections: 64, head: Duration::from_secs(15), life: Duration::from_secs(3600) }
     }
 }
 
@@ -66,12 +67,15 @@ struct Shared {
     metrics: Metrics,
 }
 
-pub(super) fn router(hub: StatusHub, metrics: Metrics) -> Router {
+/// Everything that is answered over HTTP. `page` is the address of a status page, where one is wanted.
+pub(super) fn router(hub: StatusHub, metrics: Metrics, page: Option<SocketAddr>) -> Router {
+    let page = page.map_or_else(Router::new, |listen| super::page::router(hub.clone(), metrics.clone(), listen));
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .with_state(Shared { hub, metrics })
+        .merge(page)
 }
 
 async fn metrics_text(State(shared): State<Shared>) -> impl IntoResponse {

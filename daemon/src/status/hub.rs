@@ -1,6 +1,6 @@
 //! What is known now, and what has happened.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,9 @@ use super::{Event, NodeStatus};
 /// Events that are remembered. A death makes about four, so this is days of an ordinary node and
 /// all of a bad night.
 pub const HISTORY: usize = 1024;
+
+/// Death certificates that are remembered.
+pub const DEATHS: usize = 256;
 
 /// How long the supervisor may be silent before `/livez` calls it stuck. It beats at least once a
 /// second; a node that swaps may be much later.
@@ -28,6 +31,9 @@ struct Inner {
     /// The lock joins history and live events: a new reader misses none and sees none twice.
     history: Mutex<VecDeque<Arc<Event>>>,
     live: broadcast::Sender<Arc<Event>>,
+    /// Certificates as JSON by their ids, which are ULIDs and so in the order of time.
+    deaths: Mutex<BTreeMap<String, Arc<str>>>,
+    deaths_version: watch::Sender<u64>,
     last_beat: Mutex<Option<Instant>>,
 }
 
@@ -39,6 +45,8 @@ impl StatusHub {
             status: watch::Sender::new(Arc::new(status)),
             history: Mutex::default(),
             live: broadcast::Sender::new(HISTORY),
+            deaths: Mutex::default(),
+            deaths_version: watch::Sender::new(0),
             last_beat: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -84,6 +92,30 @@ impl StatusHub {
     pub fn events(&self) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
         let history = self.inner.history.lock().unwrap_or_else(PoisonError::into_inner);
         (history.iter().cloned().collect(), self.inner.live.subscribe())
+    }
+
+    /// Adds a death certificate, or one that an earlier daemon has written. Never blocks; the oldest
+    /// beyond [`DEATHS`] is forgotten.
+    pub fn death(&self, id: &str, certificate_json: &str) {
+        let mut deaths = self.inner.deaths.lock().unwrap_or_else(PoisonError::into_inner);
+        deaths.insert(id.to_owned(), certificate_json.into());
+        if deaths.len() > DEATHS {
+            deaths.pop_first();
+        }
+        self.inner.deaths_version.send_modify(|version| *version += 1);
+    }
+
+    /// A wake-up after every [`StatusHub::death`].
+    #[must_use]
+    pub fn watch_deaths(&self) -> watch::Receiver<u64> {
+        self.inner.deaths_version.subscribe()
+    }
+
+    /// The remembered certificates as JSON, oldest first.
+    #[must_use]
+    pub fn deaths(&self) -> Vec<Arc<str>> {
+        let deaths = self.inner.deaths.lock().unwrap_or_else(PoisonError::into_inner);
+        deaths.values().cloned().collect()
     }
 
     /// The supervisor's loop turns. Once this was called it must be called every second or so:
@@ -132,6 +164,19 @@ mod tests {
         }
         let (history, _) = hub.events();
         assert_eq!((history.len(), history[0].summary.as_str()), (HISTORY, "3"));
+    }
+
+    #[test]
+    fn a_death_is_remembered_once_and_in_its_place() {
+        let hub = StatusHub::new(NodeStatus::default());
+        for (id, json) in [("01B", "{2}"), ("01A", "{1}"), ("01B", "{2, more}")] {
+            hub.death(id, json);
+        }
+        assert_eq!(hub.deaths().iter().map(|json| &**json).collect::<Vec<_>>(), ["{1}", "{2, more}"]);
+        for number in 0..DEATHS {
+            hub.death(&format!("02{number:04}"), "{}");
+        }
+        assert_eq!(hub.deaths().len(), DEATHS);
     }
 
     #[test]

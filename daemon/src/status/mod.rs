@@ -5,15 +5,18 @@
 //! [`StatusHub`]; a slow reader never holds up a decision.
 
 pub mod client;
+pub mod control;
 mod http;
 mod hub;
+mod page;
 pub mod render;
 mod server;
 mod service;
+pub mod story;
 #[cfg(test)]
 mod tests;
 
-pub use self::hub::{HISTORY, StatusHub};
+pub use self::hub::{DEATHS, HISTORY, StatusHub};
 pub use self::proto::{
     ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProbeStatus, ProcessStatus, RouterStatus,
     WorkerStatus,

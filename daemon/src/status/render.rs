@@ -151,6 +151,63 @@ fn workers(workers: &[WorkerStatus], now: Timestamp, style: Style) -> String {
     out
 }
 
+/// One worker in full, as `lastgasp status WORKER` shows it.
+#[must_use]
+pub fn worker(node: &str, worker: &WorkerStatus, now: Timestamp, style: Style) -> String {
+    let WorkerStatus {
+        worker: name,
+        engine,
+        state,
+        since,
+        reason,
+        incarnation,
+        epoch,
+        revision,
+        endpoint,
+        models,
+        root,
+        processes,
+        health,
+        last_evidence,
+        last_evidence_at,
+        container: _,
+        orphans: _,
+        source,
+    } = worker;
+    let mut out = format!(
+        "{} on {}: {} for {}\n",
+        style.paint(BOLD, &clean(name)),
+        clean(node),
+        style.paint(state_colour(state), &clean(state)),
+        ago(since, now)
+    );
+    let mut line = |title: &str, text: String| {
+        if !text.is_empty() {
+            let _ = writeln!(out, "  {}{}", style.paint(DIM, &format!("{title:<15}")), clean(&text));
+        }
+    };
+    line("reason", reason.clone());
+    line("endpoint", endpoint.clone());
+    line("engine", engine.clone());
+    line("models", models.join(", "));
+    let record = if *revision == 0 { "none".to_owned() } else { format!("revision {revision}, epoch {epoch}") };
+    line("record", record);
+    line("life", incarnation.clone());
+    line("health", health.clone());
+    if !last_evidence.is_empty() {
+        line("last evidence", format!("{last_evidence}, {} ago", ago(last_evidence_at, now)));
+    }
+    for (process, what) in root.iter().map(|root| (root, "root")).chain(processes.iter().map(|one| (one, "critical"))) {
+        let ended = if process.alive { "" } else { ", ended" };
+        line("process", format!("{} (pid {}), {what}{ended}", process.title, process.tgid));
+    }
+    for text in details(worker) {
+        line("", text);
+    }
+    line("known by its", source.clone());
+    out
+}
+
 /// What not every worker has.
 fn details(worker: &WorkerStatus) -> Vec<String> {
     let mut lines = Vec::new();
@@ -175,7 +232,7 @@ fn critical(processes: &[ProcessStatus]) -> String {
 }
 
 /// Columns as wide as their widest cell, two blanks between.
-fn table(rows: &[Vec<(String, &str)>], style: Style) -> String {
+pub(crate) fn table(rows: &[Vec<(String, &str)>], style: Style) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
         (0..columns).map(|column| rows.iter().map(|row| row[column].0.chars().count()).max().unwrap_or(0)).collect();
@@ -228,7 +285,7 @@ pub fn event_json(event: &Event) -> String {
 }
 
 /// Time since an RFC 3339 time, in its two largest units; `-` if that is none.
-fn ago(since: &str, now: Timestamp) -> String {
+pub(crate) fn ago(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return "-".to_owned() };
     let seconds = now.duration_since(since).as_secs().max(0);
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -338,6 +395,24 @@ information lost
 
 look at
   LASTGASP_NATS_ULR: is not a setting
+"
+        );
+    }
+
+    #[test]
+    fn one_worker_is_shown_in_full() {
+        let node = node();
+        assert_eq!(
+            worker("gpu-a", &node.workers[0], at("2026-11-29T18:02:03Z"), Style::Plain),
+            "\
+vllm-0 on gpu-a: serving for 1h1m
+  engine         vllm
+  record         revision 42, epoch 1
+  health         watch serving
+  last evidence  serving, 1h1m ago
+  process        vllm (pid 4242), root
+  process        VLLM::EngineCore (pid 4300), critical
+                 in pod 8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f, container 3e5c0f6c1d2b containerd
 "
         );
     }

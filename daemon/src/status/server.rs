@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt as _;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use super::control::{ControlService, Request};
+use super::proto::control_server::ControlServer as ControlRpc;
 use super::proto::status_server::StatusServer as StatusRpc;
 use super::service::StatusService;
 use super::{StatusHub, http, proto};
@@ -53,6 +56,8 @@ pub struct StatusServer {
     listen: SocketAddr,
     hub: StatusHub,
     metrics: Metrics,
+    commands: mpsc::Sender<Request>,
+    page: bool,
 }
 
 impl StatusServer {
@@ -60,13 +65,18 @@ impl StatusServer {
     ///
     /// # Errors
     /// Another daemon is there, or one of them cannot be bound.
-    pub fn bind(config: &StatusConfig, hub: StatusHub, metrics: Metrics) -> Result<Self, StatusError> {
+    pub fn bind(
+        config: &StatusConfig,
+        hub: StatusHub,
+        metrics: Metrics,
+        commands: mpsc::Sender<Request>,
+    ) -> Result<Self, StatusError> {
         let socket = Socket::bind(&config.socket)?;
         let refuse = |error| StatusError::Listen { listen: config.listen, error };
         let http = std::net::TcpListener::bind(config.listen).map_err(refuse)?;
         http.set_nonblocking(true).map_err(refuse)?;
         let listen = http.local_addr().map_err(refuse)?;
-        Ok(Self { socket, http, listen, hub, metrics })
+        Ok(Self { socket, http, listen, hub, metrics, commands, page: config.page })
     }
 
     /// The HTTP address, with the port that was taken for port 0.
@@ -81,7 +91,7 @@ impl StatusServer {
     /// # Errors
     /// Serving ended by itself.
     pub async fn serve(self) -> Result<(), StatusError> {
-        let Self { socket, http, listen, hub, metrics } = self;
+        let Self { socket, http, listen, hub, metrics, commands, page } = self;
         let ended = |what: &dyn std::fmt::Display| StatusError::Serve(what.to_string());
         let Socket { listener: unix, file } = socket;
         let unix = tokio::net::UnixListener::from_std(unix).map_err(|error| ended(&error))?;
@@ -89,6 +99,7 @@ impl StatusServer {
 
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_serving::<StatusRpc<StatusService>>().await;
+        reporter.set_serving::<ControlRpc<ControlService>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -97,13 +108,14 @@ impl StatusServer {
         let (_end, serving) = tokio::sync::watch::channel(());
         let rpc = tonic::transport::Server::builder()
             .add_service(StatusRpc::new(StatusService { hub: hub.clone(), metrics: metrics.clone(), serving }))
+            .add_service(ControlRpc::new(ControlService { commands }))
             .add_service(health)
             .add_service(reflection)
             .serve_with_incoming(UnixListenerStream::new(unix).filter(|peer| std::future::ready(is_ours(peer))));
         tracing::info!(%listen, socket = %file.path.display(), "answering");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
-            () = http::serve(http, http::router(hub, metrics), http::Limits::default()) => Ok(()),
+            () = http::serve(http, http::router(hub, metrics, page.then_some(listen)), http::Limits::default()) => Ok(()),
         }
     }
 }

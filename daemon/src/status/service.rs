@@ -8,7 +8,9 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::wrappers::{BroadcastStream, WatchStream};
 use tonic::{Request, Response};
 
-use super::proto::{self, Event, EventsRequest, GetStatusRequest, NodeStatus, WatchStatusRequest};
+use super::proto::{
+    self, Death, DeathsRequest, Event, EventsRequest, GetStatusRequest, NodeStatus, WatchStatusRequest,
+};
 use super::{StatusHub, render};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -35,6 +37,7 @@ type Items<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 impl proto::status_server::Status for StatusService {
     type WatchStatusStream = Items<NodeStatus>;
     type EventsStream = Items<Event>;
+    type DeathsStream = Items<Death>;
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<NodeStatus>, tonic::Status> {
         Ok(Response::new((*self.hub.status()).clone()))
@@ -46,6 +49,11 @@ impl proto::status_server::Status for StatusService {
     ) -> Result<Response<Self::WatchStatusStream>, tonic::Status> {
         let changes = WatchStream::new(self.hub.watch()).map(|status| (*status).clone());
         Ok(Response::new(self.until_the_end(changes)))
+    }
+
+    async fn deaths(&self, _: Request<DeathsRequest>) -> Result<Response<Self::DeathsStream>, tonic::Status> {
+        let deaths = self.hub.deaths().into_iter().map(|json| Death { certificate_json: json.to_string() });
+        Ok(Response::new(self.until_the_end(futures_util::stream::iter(deaths))))
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, tonic::Status> {

@@ -30,11 +30,16 @@ struct Daemon {
 }
 
 fn config(socket: &Path) -> StatusConfig {
-    StatusConfig { socket: socket.to_owned(), listen: "127.0.0.1:0".parse().unwrap() }
+    StatusConfig { socket: socket.to_owned(), listen: "127.0.0.1:0".parse().unwrap(), page: true }
+}
+
+/// Where nobody listens.
+fn commands() -> tokio::sync::mpsc::Sender<control::Request> {
+    tokio::sync::mpsc::channel(1).0
 }
 
 fn bind(socket: &Path) -> Result<StatusServer, StatusError> {
-    StatusServer::bind(&config(socket), StatusHub::new(NodeStatus::default()), Metrics::new())
+    StatusServer::bind(&config(socket), StatusHub::new(NodeStatus::default()), Metrics::new(), commands())
 }
 
 fn daemon() -> Daemon {
@@ -42,7 +47,7 @@ fn daemon() -> Daemon {
     let socket = folder.path().join("run/lastgasp.sock");
     let hub = StatusHub::new(NodeStatus { node: "gpu-a".into(), ..NodeStatus::default() });
     let metrics = Metrics::new();
-    let server = StatusServer::bind(&config(&socket), hub.clone(), metrics.clone()).unwrap();
+    let server = StatusServer::bind(&config(&socket), hub.clone(), metrics.clone(), commands()).unwrap();
     let http = format!("http://{}", server.listen());
     Daemon { hub, metrics, socket, http, serving: tokio::spawn(server.serve()), _folder: folder }
 }
@@ -155,6 +160,65 @@ async fn prometheus_finds_its_metrics() {
 }
 
 #[tokio::test]
+async fn the_page_is_allowed_its_own_script_and_style_and_nothing_else() {
+    let daemon = daemon();
+    let response = reqwest::get(format!("{}/", daemon.http)).await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/html; charset=utf-8");
+    let policy = response.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+    assert!(response.text().await.unwrap().contains("new EventSource(\"feed\")"));
+}
+
+#[tokio::test]
+async fn the_feed_begins_with_what_is_known_and_goes_on() {
+    let daemon = daemon();
+    daemon.hub.event(notice("before"));
+    let mut response = reqwest::get(format!("{}/feed", daemon.http)).await.unwrap();
+    let mut text = String::new();
+    let mut until = async |what: &str| {
+        while !text.contains(what) {
+            text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+        }
+    };
+    until("\"summary\":\"before\"").await;
+    until("event: deaths\ndata: []").await;
+    until("\"node\":\"gpu-a\"").await;
+    daemon.hub.event(notice("after\nwith a line break"));
+    until("after\\nwith a line break").await;
+    daemon.metrics.deaths.with_label_values(&["hung"]).inc();
+    until("\"name\":\"deaths\"").await;
+}
+
+#[tokio::test]
+async fn pages_beyond_the_limit_are_refused_and_their_places_are_given_back() {
+    let daemon = daemon();
+    let mut open = Vec::new();
+    let refused = loop {
+        let response = reqwest::get(format!("{}/feed", daemon.http)).await.unwrap();
+        if response.status() != 200 {
+            break response;
+        }
+        open.push(response);
+    };
+    assert_eq!((refused.status().as_u16(), open.len()), (503, 32));
+    open.clear();
+    while reqwest::get(format!("{}/feed", daemon.http)).await.unwrap().status() != 200 {
+        daemon.hub.event(notice("somebody is written to, and found gone"));
+    }
+}
+
+#[tokio::test]
+async fn a_page_from_elsewhere_cannot_read_it_by_a_name_of_its_own() {
+    let daemon = daemon();
+    let client = reqwest::Client::new();
+    for (path, status) in [("/", 403), ("/feed", 403), ("/livez", 200)] {
+        let request = client.get(format!("{}{path}", daemon.http)).header("host", "evil.example");
+        assert_eq!(request.send().await.unwrap().status(), status, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn the_socket_is_its_owners_and_goes_with_the_daemon() {
     let daemon = daemon();
     let mode = std::fs::metadata(&daemon.socket).unwrap().permissions().mode();
@@ -221,8 +285,9 @@ fn an_address_in_use_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
-    let config = StatusConfig { socket: folder.path().join("s"), listen };
-    let error = StatusServer::bind(&config, StatusHub::new(NodeStatus::default()), Metrics::new()).unwrap_err();
+    let config = StatusConfig { socket: folder.path().join("s"), listen, page: false };
+    let error =
+        StatusServer::bind(&config, StatusHub::new(NodeStatus::default()), Metrics::new(), commands()).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(

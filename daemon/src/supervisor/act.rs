@@ -1,7 +1,7 @@
 //! What is done about the processes of a worker that was lost, after the record is withdrawn and
 //! the routers are told: never in `mode = "observe"`, and not to a worker that has come back.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Supervisor {
     /// The state of a worker's present life has changed.
     pub(super) fn plan_actions(&mut self, worker: WorkerId, to: State, now: Nanos) {
         let Some(root) = self.processes.root(worker) else { return };
-        let this = |pending: &Pending| pending.worker == worker && pending.root == root;
+        let this = |pending: &Pending| pending.worker == worker && pending.root == root && pending.act != Act::Sever;
         if to != State::Lost {
             self.actions.retain(|pending| !this(pending) || pending.running);
             return;
@@ -131,15 +131,41 @@ impl Supervisor {
         self.actions = actions;
     }
 
+    /// Ends the connections of a worker that was listed and is lost now, and those of its companion.
+    pub(super) fn sever(&mut self, worker: WorkerId) {
+        let Some(root) = self.processes.root(worker) else { return };
+        let slot = &self.workers[worker];
+        if !slot.config.sever.enabled {
+            return;
+        }
+        if self.config.mode == Mode::Observe {
+            let detail = "mode = \"observe\"".to_owned();
+            self.acted(worker, &Done { act: Act::Sever, outcome: Outcome::Observed, detail });
+            return;
+        }
+        let mut owners: BTreeMap<ProcessId, String> =
+            self.remaining(worker).into_iter().map(|(id, title)| (id, title.as_ref().to_owned())).collect();
+        owners.extend(slot.companion.map(|companion| (companion, "companion".to_owned())));
+        let (config, messages) = (Arc::clone(&slot.config), self.messages.clone());
+        let incarnation = slot.incarnation.clone();
+        let (act, grace, due) = (Act::Sever, Duration::ZERO, proc::monotonic_now());
+        self.actions.push(Pending { worker, root, incarnation, act, grace, due, running: true, tree: None });
+        tokio::task::spawn_blocking(move || {
+            let done = actions::sever(&owners, &config.sever.spare_ports);
+            let _ = messages.send(Message::Acted(worker, root, done));
+        });
+    }
+
     /// Something was done. A root that was asked to end has its grace, and is killed after it.
     pub(super) fn action_done(&mut self, worker: WorkerId, root: ProcessId, done: &[Done]) {
         for done in done {
             self.acted(worker, done);
         }
+        let severed = done.first().is_some_and(|done| done.act == Act::Sever);
         let asked = done.iter().any(|done| done.act == Act::Terminate && done.outcome == Outcome::Done);
         let now = proc::monotonic_now();
         self.actions.retain_mut(|pending| {
-            if pending.worker != worker || pending.root != root {
+            if pending.worker != worker || pending.root != root || severed != (pending.act == Act::Sever) {
                 return true;
             }
             (pending.act, pending.due, pending.running) = (Act::Kill, now.plus(pending.grace), false);

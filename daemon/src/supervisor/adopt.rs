@@ -8,30 +8,68 @@
 //! A record that an earlier daemon left: either its life goes on, then it is taken over as it
 //! stands; or it ended while nobody watched, then it is withdrawn now.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
-use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff};
+use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::core::{Effect, Evidence, Kind, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::effects::discovery::RECORD_TTL;
+use crate::effects::discovery::{Present, RECORD_TTL};
+use crate::effects::nats::Link;
+use crate::effects::standing::Standing;
 use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
 
+/// What an earlier daemon left, and where.
+pub(super) struct Inherited {
+    left: Left,
+    bucket: Bucket,
+}
+
+/// The node's keys at the start of this daemon.
+#[derive(Default)]
+struct Left {
+    /// Records that stand, with their revisions.
+    records: Vec<(WorkerRecord, u64)>,
+    /// Records that were withdrawn.
+    ended: Vec<WorkerRecord>,
+}
+
+/// How often it is looked whether this node's records are still there: about as often as the node's
+/// lease is renewed. A stream that is purged says nothing to those who watch it.
+const LOOK: Duration = Duration::from_secs(2);
+
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
     pub(super) fn claimed(&mut self, record: WorkerRecord) {
         let Some(worker) = self.workers.named(&record.worker) else { return };
-        if self.workers[worker].config.writer == Writer::Worker {
-            self.workers[worker].claimed = Some(record);
+        if self.workers[worker].config.writer != Writer::Worker {
+            return;
+        }
+        let known = self.workers[worker].claimed.replace(record.clone());
+        if self.is_over(worker) && known.is_some_and(|known| known.incarnation == record.incarnation) {
+            self.end_again(worker, record);
+        } else {
             self.prove_claim(worker, true);
         }
+    }
+
+    /// A life that is over was listed again by itself: by a server whose engine core is dead, or by a
+    /// write that was under way when it died.
+    fn end_again(&mut self, worker: WorkerId, record: WorkerRecord) {
+        let WorkerRecord { worker: name, incarnation, epoch, .. } = record;
+        tracing::warn!(worker = %name, %incarnation, epoch, "it has listed itself again, and is over: withdrawn again");
+        let listing = Listing { worker, incarnation, epoch };
+        self.carry_out(vec![Effect::Withdraw(listing)], proc::monotonic_now());
     }
 
     /// Claims whose proof has failed so far: a tree may not have been looked at yet, or the engine
@@ -52,23 +90,34 @@ impl Supervisor {
         }
     }
 
-    /// Records that an earlier daemon left, once it is known which processes there are.
-    pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
+    /// What an earlier daemon left, once it is known which processes there are. Only then may
+    /// anything be written over it.
+    pub(super) fn inherit(&mut self, inherited: Inherited) {
         if self.ready.is_some() {
-            self.inherited.extend(records);
+            self.inherited = Some(inherited);
             return;
+        }
+        let Inherited { left: Left { records, ended }, bucket } = inherited;
+        for record in ended {
+            // It was withdrawn, and its root lives on: what was missing then is not to be listed now.
+            let Some(worker) = self.workers.named(&record.worker) else { continue };
+            let same = self.workers[worker].incarnation == record.incarnation.as_str();
+            if let Some(root) = self.processes.root(worker).filter(|_| same && !self.is_over(worker)) {
+                self.miss(worker, root, &record.processes);
+            }
         }
         for (record, revision) in records {
             match self.workers.named(&record.worker) {
                 Some(worker) => self.inherit_record(worker, record, revision),
                 // It is not configured any more, and nobody else would ever renew or end it.
-                None => self.delete_unconfigured(&record, revision),
+                None => self.delete_unconfigured(&bucket, &record, revision),
             }
         }
+        self.registrars.send_replace(Some(bucket));
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, deadline, commanded, processes, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
@@ -80,8 +129,7 @@ impl Supervisor {
             let adopted = !effects.is_empty();
             self.carry_out(effects, now);
             if adopted && state == WorkerState::Draining {
-                let kind = Kind::Terminating { signal: libc::SIGTERM };
-                self.evidence(Evidence { worker, root, kind, at: now });
+                self.go_on_draining(worker, deadline, commanded);
             } else if adopted {
                 // Written once more, so that its TTL is renewed from now on and it says what holds now.
                 let listing = Listing { worker, incarnation, epoch };
@@ -90,6 +138,11 @@ impl Supervisor {
             }
             // It has served: a hang is a hang, not a long start.
             self.start_health(worker, root, true);
+            self.miss(worker, root, &processes);
+            return;
+        }
+        if slot.told.as_ref() == Some(&(incarnation.clone(), epoch)) {
+            // It ended under our eyes, before it was known that it had been listed.
             return;
         }
         tracing::warn!(worker = %record.worker, %incarnation, epoch, "it ended while no daemon was watching");
@@ -111,12 +164,37 @@ impl Supervisor {
         self.deaths.over(worker, &cause, now);
     }
 
-    fn delete_unconfigured(&self, record: &WorkerRecord, revision: u64) {
+    /// The root lives on; critical processes below it may have ended while nobody watched.
+    fn miss(&mut self, worker: WorkerId, root: ProcessId, processes: &[RecordedProcess]) {
+        let now = proc::monotonic_now();
+        let mut missed = Vec::new();
+        for RecordedProcess { pid, start_ticks, title } in processes {
+            let id = ProcessId { tgid: *pid, start_ticks: *start_ticks };
+            if !proc::is_alive(id) {
+                tracing::warn!(worker = %self.name(worker), tgid = pid, title, "it ended while no daemon was watching");
+                let process = Process { tgid: *pid, title: title.as_str().into(), root: false };
+                let kind = Kind::ProcessGone { process, exit: Exit::Unknown };
+                self.evidence(Evidence { worker, root, kind, at: now });
+                missed.push(title.as_str());
+            }
+        }
+        // The root may have started another in its place.
+        let tree = self.processes.tree(worker).into_iter();
+        let there: Vec<_> = tree
+            .filter(|tracked| tracked.critical && tracked.id != root && missed.contains(&tracked.title.as_ref()))
+            .filter_map(|tracked| self.processes.critical_seen(tracked.id, now))
+            .collect();
+        for evidence in there {
+            self.evidence(evidence);
+        }
+    }
+
+    fn delete_unconfigured(&self, bucket: &Bucket, record: &WorkerRecord, revision: u64) {
         tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
-        let bucket = self.bucket.borrow().clone();
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
-        if let Some(bucket) = bucket.filter(|_| self.config.mode == crate::config::Mode::Enforce) {
+        if self.config.mode == crate::config::Mode::Enforce {
+            let bucket = bucket.clone();
             tokio::spawn(async move {
                 // If it has changed meanwhile, somebody does care for it.
                 let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
@@ -145,9 +223,16 @@ impl Supervisor {
         if self.processes.root(worker) != Some(root) {
             return;
         }
+        if self.is_over(worker) {
+            return self.end_again(worker, record);
+        }
         tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
+        let adopted = !effects.is_empty();
         self.carry_out(effects, proc::monotonic_now());
+        if adopted && record.commanded.is_some() {
+            self.go_on_draining(worker, record.deadline, record.commanded);
+        }
     }
 }
 
@@ -160,57 +245,114 @@ fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
     started.is_some_and(|started| stored >= started)
 }
 
-/// Follows this node's keys: tells once of what an earlier daemon has left, and always of records
-/// that workers have written.
-pub(super) async fn follow_own_records(
-    node: Name,
-    mut bucket: watch::Receiver<Option<Bucket>>,
-    messages: mpsc::UnboundedSender<Message>,
-) {
-    let filter = format!("{}.*", node.token());
-    let mut pause = Duration::from_millis(100);
-    let mut inherited = Some(Vec::new());
-    loop {
-        let Ok(open) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
-        let Some(open) = open else { return };
-        if let Ok(mut changes) = open.watch(&filter).await {
-            pause = Duration::from_millis(100);
-            while let Some(Ok(change)) = changes.next().await {
-                let entry = match change {
-                    Change::Entry(entry) => entry,
-                    Change::Listed => {
-                        if inherited.take().is_some_and(|records| messages.send(Message::Inherited(records)).is_err()) {
-                            return;
+/// Follows this node's keys.
+pub(super) struct OwnRecords {
+    pub(super) node: Name,
+    pub(super) bucket: watch::Receiver<Option<Bucket>>,
+    pub(super) link: watch::Receiver<Link>,
+    pub(super) standing: Standing,
+    /// Where registrars learn what is there.
+    pub(super) present: watch::Sender<Arc<Present>>,
+    pub(super) messages: mpsc::UnboundedSender<Message>,
+}
+
+impl OwnRecords {
+    /// Tells once of what an earlier daemon has left, always of records that workers have written,
+    /// and after every look of what is there.
+    pub(super) async fn follow(mut self) {
+        const COST: &str = "workers that register themselves are not seen, and a wiped bucket is not noticed";
+        let mut inherited = Some(Left::default());
+        let mut attempts = 0;
+        loop {
+            let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
+            let Some(open) = open else { return };
+            if self.link.wait_for(|link| *link == Link::Connected).await.is_err() || self.messages.is_closed() {
+                return;
+            }
+            if let Err(error) = self.once(&open, &mut inherited, &mut attempts).await {
+                self.standing.bad("own records", Fault::of(&*error), error.to_string(), COST);
+                // A bucket that was deleted does not say so to those who watch it.
+                if let Err(error) = open.again().await {
+                    tracing::debug!(%error, "the bucket is not there and cannot be made");
+                }
+            }
+            tokio::time::sleep(backoff(attempts)).await;
+            attempts += 1;
+        }
+    }
+
+    /// One listing and what follows it, until the connection is lost.
+    async fn once(
+        &mut self,
+        bucket: &Bucket,
+        inherited: &mut Option<Left>,
+        attempts: &mut u32,
+    ) -> Result<(), async_nats::Error> {
+        let filter = format!("{}.*", self.node.token());
+        let asked = Instant::now();
+        let mut changes = bucket.watch(&filter).await?;
+        let mut listing = Some(HashSet::new());
+        let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut link = self.link.clone();
+        loop {
+            tokio::select! {
+                change = changes.next() => match change {
+                    None => return Err("the watch ended".into()),
+                    Some(Err(error)) => return Err(error.into()),
+                    Some(Ok(Change::Entry(entry))) => {
+                        if let Some(keys) = &mut listing {
+                            keys.insert(entry.key.clone());
                         }
-                        continue;
+                        self.entry(&entry, inherited);
                     }
-                };
-                let Value::Put(value) = &entry.value else { continue };
-                match WorkerRecord::parse(&entry.key, value) {
-                    Ok(mut record) if record.writer == Writer::Worker => {
-                        // The server's clock, not the writer's word.
-                        record.registered_at = Some(entry.stored_at);
-                        if messages.send(Message::Claimed(record)).is_err() {
-                            return;
+                    Some(Ok(Change::Listed)) => {
+                        *attempts = 0;
+                        self.standing.good("own records");
+                        if let Some(keys) = listing.take() {
+                            self.present.send_replace(Arc::new(Present { asked, keys }));
+                        }
+                        if let Some(left) = inherited.take() {
+                            let _ = self.messages.send(Message::Inherited(Inherited { left, bucket: bucket.clone() }));
                         }
                     }
-                    Ok(record) => {
-                        if let Some(inherited) = &mut inherited {
-                            inherited.push((record, entry.revision));
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
-                        let _ = messages.send(Message::Lost(Loss::Record));
-                        let worker = entry.key.rsplit('.').next().map(Name::from_token);
-                        if let Some(Ok(worker)) = worker {
-                            let _ = messages.send(Message::Defaced(worker));
-                        }
-                    }
+                },
+                _ = look.tick() => {
+                    let asked = Instant::now();
+                    let keys = bucket.keys(&filter).await?.into_iter().collect();
+                    self.present.send_replace(Arc::new(Present { asked, keys }));
+                }
+                lost = link.changed() => return lost.map_err(Into::into),
+            }
+        }
+    }
+
+    fn entry(&self, entry: &Entry, inherited: &mut Option<Left>) {
+        let Value::Put(value) = &entry.value else {
+            // A tombstone of ours holds the record that it ended.
+            if let (Some(left), Ok(record)) = (inherited, WorkerRecord::parse(&entry.key, &entry.payload)) {
+                left.ended.push(record);
+            }
+            return;
+        };
+        match WorkerRecord::parse(&entry.key, value) {
+            Ok(mut record) if record.writer == Writer::Worker => {
+                // The server's clock, not the writer's word.
+                record.registered_at = Some(entry.stored_at);
+                let _ = self.messages.send(Message::Claimed(record));
+            }
+            Ok(record) => {
+                if let Some(left) = inherited {
+                    left.records.push((record, entry.revision));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
+                let _ = self.messages.send(Message::Lost(Loss::Record));
+                if let Some(Ok(worker)) = entry.key.rsplit('.').next().map(Name::from_token) {
+                    let _ = self.messages.send(Message::Defaced(worker));
                 }
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(5));
     }
 }

@@ -1,8 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
 use lastgasp_protocol::{
-    Action, Cause, Container, Incarnation, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef, WorkerState,
-    Writer,
+    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA,
+    WorkerRecord, WorkerRef, WorkerState, Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -10,6 +10,7 @@ use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
 use crate::effects::deaths::{Deaths, MomentKind};
 use crate::effects::discovery::{Desired, Outcome};
 use crate::effects::signals::Answered;
+use crate::fault;
 use crate::losses::Loss;
 use crate::sensors::proc;
 
@@ -38,16 +39,21 @@ impl Supervisor {
                 Effect::List { listing, .. } if self.is_anothers(&listing) => {}
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
-                    self.workers[listing.worker].registrar.want(Desired::Listed { record, drain_for });
+                    let slot = &self.workers[listing.worker];
+                    let taken_back = slot.taken_back;
+                    slot.registrar.want(Desired::Listed { record, drain_for, taken_back });
                 }
                 Effect::Withdraw(listing) if changes => {
                     let Listing { worker, incarnation, epoch: _ } = listing;
                     self.workers[worker].withdrawing = true;
-                    self.workers[worker].registrar.want(Desired::Absent { incarnation });
+                    let commanded = self.commanded(worker);
+                    self.workers[worker].registrar.want(Desired::Absent { incarnation, commanded });
+                    fault::point("withdrawal decided");
                 }
                 Effect::List { .. } | Effect::Withdraw(_) => {}
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
+                        self.workers[listing.worker].told = Some((listing.incarnation.clone(), listing.epoch));
                         self.workers[listing.worker].ending = Some((cause.clone(), evidence_at));
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
@@ -59,7 +65,10 @@ impl Supervisor {
                 }
                 Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
                 Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
-                told @ (Effect::Changed { .. } | Effect::Refined { .. } | Effect::Held { .. }) => {
+                told @ (Effect::Changed { .. }
+                | Effect::Refined { .. }
+                | Effect::Held { .. }
+                | Effect::HeldDown { .. }) => {
                     self.untold.push((told, proc::monotonic_now()));
                 }
             }
@@ -80,6 +89,12 @@ impl Supervisor {
             match effect {
                 Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
                 Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
+                Effect::HeldDown { worker, losses, until } => {
+                    let (name, seconds) = (self.name(worker), until.since(at).as_secs());
+                    tracing::warn!(worker = %name, losses, seconds, "held down: it is listed later");
+                    self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
+                    self.metrics.notices.with_label_values(&["held_down"]).inc();
+                }
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
                     tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
@@ -138,7 +153,13 @@ impl Supervisor {
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}
         }
-        self.plan_actions(worker, to, now);
+        // Who withdraws a worker by hand may want to look at its processes.
+        if !(to == State::Lost && cause.is_some_and(|cause| cause.kind == CauseKind::Commanded)) {
+            if to == State::Lost && from != State::Starting {
+                self.sever(worker);
+            }
+            self.plan_actions(worker, to, now);
+        }
     }
 
     /// Sends what this turn of the loop owes: one message per cause, naming every worker it took.
@@ -219,7 +240,8 @@ impl Supervisor {
     fn record(&self, listing: &Listing, state: WorkerState) -> WorkerRecord {
         let config = &self.workers[listing.worker].config;
         if let Some(claimed) = &self.workers[listing.worker].claimed {
-            return WorkerRecord { state, epoch: listing.epoch, ..claimed.clone() };
+            let commanded = self.commanded(listing.worker);
+            return WorkerRecord { state, epoch: listing.epoch, commanded, ..claimed.clone() };
         }
         WorkerRecord {
             schema: SCHEMA,
@@ -236,7 +258,22 @@ impl Supervisor {
             endpoint: config.endpoint.clone(),
             registered_at: None,
             labels: config.labels.clone(),
+            commanded: self.commanded(listing.worker),
+            processes: self.recorded_processes(listing.worker),
         }
+    }
+
+    /// The critical processes below the root, for the daemon that takes over from this one.
+    fn recorded_processes(&self, worker: WorkerId) -> Vec<RecordedProcess> {
+        let tree = self.processes.tree(worker).into_iter();
+        tree.filter(|tracked| tracked.critical && !tracked.exit_seen && tracked.id != tracked.root)
+            .take(lastgasp_protocol::MAX_PROCESSES)
+            .map(|tracked| RecordedProcess {
+                pid: tracked.id.tgid,
+                start_ticks: tracked.id.start_ticks,
+                title: tracked.title.to_string(),
+            })
+            .collect()
     }
 
     /// A registrar did something, or could not.
@@ -246,10 +283,18 @@ impl Supervisor {
         }
         let now = proc::monotonic_now();
         let name = self.name(worker).clone();
+        self.publish_soon();
+        let record = format!("record {name}");
+        if !matches!(outcome, Outcome::Failed { .. }) {
+            self.standing.good(&record);
+        }
         let slot = &mut self.workers[worker];
         match outcome {
             Outcome::Listed { incarnation, epoch, revision, state } => {
                 (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = false;
+                }
                 slot.incarnation = incarnation.to_string();
                 self.core.resumed(worker, &incarnation, epoch);
                 tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
@@ -258,6 +303,9 @@ impl Supervisor {
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
                 slot.withdrawing = false;
+                if let Some(sidecar) = &mut self.sidecar {
+                    sidecar.withdrawn = true;
+                }
                 slot.revision = revision.unwrap_or(slot.revision);
                 let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
                 let cause = slot.ending.take();
@@ -271,8 +319,16 @@ impl Supervisor {
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
             }
-            Outcome::Failed { refused, error } => {
-                tracing::warn!(worker = %name, %error, "record not written yet; it will be tried again");
+            Outcome::OutOfService { incarnation, epoch, commanded } => {
+                self.still_out_of_service(worker, &incarnation, epoch, commanded);
+            }
+            Outcome::WasDraining { incarnation, epoch, deadline, commanded } => {
+                self.core.resumed(worker, &incarnation, epoch);
+                self.go_on_draining(worker, deadline, commanded);
+            }
+            Outcome::Failed { refused, fault, error } => {
+                let cost = "it is not listed, or not withdrawn, until another try succeeds";
+                self.standing.bad(&record, fault, error, cost);
                 self.metrics.notices.with_label_values(&["record_retried"]).inc();
                 if refused {
                     self.metrics.lose(Loss::RefusedRecord, 1);

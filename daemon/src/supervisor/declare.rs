@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{DeclareConfig, Find, WorkerConfig};
+use crate::config::{DeclareConfig, Find, SeverConfig, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
 use crate::privileges;
 use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
@@ -24,6 +24,9 @@ const MAX_DECLARED: usize = 256;
 const MAX_IN_ONE_PLACE: usize = 32;
 /// Refusals that are told in a minute. All are counted.
 const MAX_TOLD: usize = 30;
+/// Processes of nobody's that are looked at in a second because they have called exec. Of more, as in
+/// a storm of short-lived ones, nothing is told, and all processes are looked through instead.
+const STRANGERS: u16 = 128;
 /// How long a declared worker whose life is over is kept at the least, so that what is still alive
 /// of it was looked for.
 const KEPT: Duration = Duration::from_secs(3);
@@ -31,7 +34,17 @@ const KEPT: Duration = Duration::from_secs(3);
 /// What one look has found.
 pub(super) struct Looked {
     scanner: Scanner,
+    at: At,
     claims: io::Result<Vec<Claim>>,
+}
+
+/// What was looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Everything.
+    Everybody,
+    /// Processes that have just called exec.
+    Strangers,
 }
 
 /// What is kept between two looks.
@@ -39,6 +52,12 @@ pub(super) struct Declarations {
     /// Not there while it looks, on another thread, and where declarations are off.
     scanner: Option<Scanner>,
     first_look_is_over: bool,
+    /// When everybody was last looked at.
+    looked_at: Option<Nanos>,
+    /// Processes that have called exec and were not looked at yet.
+    strangers: Vec<u32>,
+    /// More have called exec than were told.
+    strangers_untold: bool,
     /// Refusals that were told, so that each is told once.
     refused: HashMap<(Origin, String), Refusal>,
     told: VecDeque<Nanos>,
@@ -50,6 +69,9 @@ impl Declarations {
         Self {
             scanner: config.enabled.then(|| Scanner::new(config.clone())),
             first_look_is_over: !config.enabled,
+            looked_at: None,
+            strangers: Vec::new(),
+            strangers_untold: false,
             refused: HashMap::new(),
             told: VecDeque::new(),
             hidden_told: false,
@@ -58,6 +80,11 @@ impl Declarations {
 
     pub(super) const fn first_look_is_over(&self) -> bool {
         self.first_look_is_over
+    }
+
+    /// The kernel told of one; [`Supervisor::look_at_strangers`] follows.
+    pub(super) fn stranger_executed(&mut self, tgid: u32) {
+        self.strangers.push(tgid);
     }
 
     fn may_tell(&mut self, now: Nanos) -> bool {
@@ -81,22 +108,65 @@ enum Judgement {
 }
 
 impl Supervisor {
-    /// Looks, on a blocking thread.
+    /// Asks the kernel for those that call exec in the next second.
+    pub(super) fn ask_for_strangers(&mut self) {
+        if !self.config.declare.enabled {
+            return;
+        }
+        let Some(probes) = self.probes.as_mut() else { return };
+        match probes.tell_strangers(STRANGERS) {
+            Ok(left) => self.declarations.strangers_untold |= left == 0,
+            Err(error) => tracing::debug!(%error, "an exec that declares a worker is found by looking"),
+        }
+    }
+
+    /// Looks through all processes, if it is time to.
     pub(super) fn look_for_declarations(&mut self) {
-        let Some(mut scanner) = self.declarations.scanner.take() else { return };
+        let now = proc::monotonic_now();
+        let interval = self.config.declare.scan_interval;
+        let Declarations { looked_at, strangers_untold, .. } = &self.declarations;
+        if !strangers_untold && looked_at.is_some_and(|at| now.since(at) < interval) {
+            return;
+        }
+        let looks = self.look_in_background(At::Everybody, |scanner, ours| scanner.look(ours));
+        if looks {
+            self.declarations.looked_at = Some(now);
+            self.declarations.strangers_untold = false;
+        }
+    }
+
+    /// Looks at the processes that have called exec, once everybody was looked at.
+    pub(super) fn look_at_strangers(&mut self) {
+        if self.declarations.strangers.is_empty() || !self.declarations.first_look_is_over {
+            return;
+        }
+        if self.declarations.scanner.is_some() {
+            let strangers = std::mem::take(&mut self.declarations.strangers);
+            self.look_in_background(At::Strangers, move |scanner, ours| Ok(scanner.look_at(&strangers, ours)));
+        }
+    }
+
+    /// On a blocking thread. False while it looks already.
+    fn look_in_background(
+        &mut self,
+        at: At,
+        look: impl FnOnce(&mut Scanner, &HashSet<ProcessId>) -> io::Result<Vec<Claim>> + Send + 'static,
+    ) -> bool {
+        let Some(mut scanner) = self.declarations.scanner.take() else { return false };
         let mut ours: HashSet<ProcessId> = self.processes.all().collect();
         for (_, slot) in self.workers.iter() {
             ours.extend(&slot.former);
         }
         let messages = self.messages.clone();
         tokio::task::spawn_blocking(move || {
-            let claims = scanner.look(&ours);
-            let _ = messages.send(Message::Declared(Looked { scanner, claims }));
+            let claims = look(&mut scanner, &ours);
+            let _ = messages.send(Message::Declared(Looked { scanner, at, claims }));
         });
+        true
     }
 
     pub(super) fn declared(&mut self, looked: Looked) {
-        let Looked { scanner, claims } = looked;
+        let Looked { scanner, at, claims } = looked;
         let hidden = scanner.hidden();
         self.declarations.scanner = Some(scanner);
         if hidden > 0
@@ -112,18 +182,25 @@ impl Supervisor {
         match claims {
             Err(error) => tracing::warn!(%error, "cannot look for declarations"),
             Ok(claims) => {
-                let still: HashSet<_> = claims.iter().map(|claim| (claim.origin.clone(), claim.name.clone())).collect();
-                self.declarations.refused.retain(|key, _| still.contains(key));
+                if at == At::Everybody {
+                    let claimed = claims.iter().map(|claim| (claim.origin.clone(), claim.name.clone()));
+                    let still: HashSet<_> = claimed.collect();
+                    self.declarations.refused.retain(|key, _| still.contains(key));
+                }
                 for claim in claims {
                     match self.judge(&claim) {
                         Judgement::Accept(config) => self.accept(config, claim),
+                        // One that has just called exec may be about to do so again, as `env`, `setpriv` and
+                        // shells do: refused is what lasts.
+                        Judgement::Refuse(_) if at == At::Strangers => {}
                         Judgement::Refuse(refused) => self.refuse(claim, refused),
                         Judgement::Known => {}
                     }
                 }
             }
         }
-        self.declarations.first_look_is_over = true;
+        self.declarations.first_look_is_over |= at == At::Everybody;
+        self.look_at_strangers();
         if self.rescan && !self.scanning {
             self.start_scan();
         }
@@ -175,8 +252,14 @@ impl Supervisor {
                 format!("there are {everywhere} already, {here} of them here"),
             ));
         }
-        let DeclareConfig { on_lost, reap_grace, .. } = &self.config.declare;
-        let config = WorkerConfig { on_lost: on_lost.clone(), reap_grace: *reap_grace, ..config.as_ref().clone() };
+        let DeclareConfig { on_lost, reap_grace, sever, .. } = &self.config.declare;
+        let config = config.as_ref();
+        let config = WorkerConfig {
+            on_lost: on_lost.clone(),
+            reap_grace: *reap_grace,
+            sever: SeverConfig { enabled: *sever, ..config.sever.clone() },
+            ..config.clone()
+        };
         Judgement::Accept(Arc::new(config))
     }
 
@@ -195,6 +278,10 @@ impl Supervisor {
         let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
         tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
         self.tell_notice(&config.name, text);
+        for misfit in config.misfits() {
+            tracing::warn!(worker = %config.name, "{misfit}; {}", misfit.fix());
+            self.tell_notice(&config.name, misfit.to_string());
+        }
         self.metrics.declarations.with_label_values(&["accepted"]).inc();
         let worker = match self.workers.named(&config.name) {
             None => self.add_worker(config, Some(origin)),
@@ -206,6 +293,9 @@ impl Supervisor {
             }
         };
         self.rescan |= self.bind(worker, &info, Some(container));
+        if self.rescan && !self.scanning {
+            self.start_scan();
+        }
     }
 
     fn refuse(&mut self, claim: Claim, refused: Refused) {

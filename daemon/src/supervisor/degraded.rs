@@ -1,5 +1,6 @@
 //! What this daemon has to do without, and what that costs.
 
+use crate::effects::standing::Trouble;
 use crate::privileges;
 use crate::sensors::ebpf::{EbpfError, ProbeState};
 use crate::status::{Degradation, Privileges};
@@ -65,7 +66,16 @@ impl Supervisor {
                 fix: String::new(),
             }),
         });
-        ebpf.chain(probes).collect()
+        let nats = self.standing.troubles().into_iter().map(|(what, trouble)| {
+            let Trouble { fault, detail, cost } = trouble;
+            Degradation {
+                what: format!("nats {what}"),
+                reason: format!("{fault}: {detail}"),
+                cost: cost.to_owned(),
+                fix: fault.fix().to_owned(),
+            }
+        });
+        ebpf.chain(probes).chain(nats).collect()
     }
 
     pub(super) fn privileges(&self) -> Privileges {

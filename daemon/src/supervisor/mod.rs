@@ -7,33 +7,37 @@
 mod act;
 mod adopt;
 mod carry_out;
+mod command;
 mod declare;
 mod degraded;
+mod gpu;
 mod hints;
 mod report;
 mod scan;
+mod sidecar;
 mod slots;
 mod start;
+mod systemd;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
-use crate::effects::deaths::Deaths;
-use crate::effects::discovery::{Outcome, Registrar};
+use crate::effects::deaths::{Archive, Deaths};
+use crate::effects::discovery::{Ledger, Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::effects::signals::{Answered, Signals};
+use crate::effects::standing::Standing;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -45,14 +49,18 @@ use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
+use crate::status::control::Request;
 
 use scan::Looked;
+pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
 
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
+/// How long after a change the status is published: what comes together is told together.
+const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -63,6 +71,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// The process whose connections are destroyed with the worker's own.
+    companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
     orphans: Vec<(ProcessId, Arc<str>)>,
     /// Since when there has been no life of it that is not over.
@@ -81,13 +91,21 @@ struct WorkerSlot {
     revision: u64,
     epoch: u64,
     listed: bool,
+    /// Why it was taken out of service, by whom, as its record says it.
+    commanded: String,
+    /// Its present life was taken out of service and into it again.
+    taken_back: bool,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
+    /// The life and the listing of it that routers were told to move from last.
+    told: Option<(Incarnation, u64)>,
     /// Why its listing ends, and when the evidence for that was seen.
     ending: Option<(Cause, Nanos)>,
     reason: String,
     /// What keeps its processes while it does not answer.
     stuck: String,
+    /// Its process that the OOM killer chose first, and when.
+    oom_victim: Option<(Process, Nanos)>,
     /// When a reset of its port has last asked for its health.
     reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
@@ -105,10 +123,12 @@ enum Message {
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
     Kmsg(kmsg::Told),
+    /// It was looked who holds the GPU of a fault that names no process.
+    GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
-    /// Records that an earlier daemon left, with their revisions.
-    Inherited(Vec<(WorkerRecord, u64)>),
+    /// What an earlier daemon left was read.
+    Inherited(adopt::Inherited),
     /// Something was done about the processes of a life that was lost, known by its root.
     Acted(WorkerId, ProcessId, Vec<Done>),
     /// Declarations were looked for.
@@ -136,10 +156,13 @@ struct Supervisor {
     actions: Vec<act::Pending>,
     declarations: declare::Declarations,
     signals: Signals,
-    context: watch::Receiver<Option<jetstream::Context>>,
-    bucket: watch::Receiver<Option<Bucket>>,
-    /// Records that an earlier daemon left, until the first scan is over.
-    inherited: Vec<(WorkerRecord, u64)>,
+    archive: Archive,
+    ledger: Ledger,
+    standing: Standing,
+    /// What an earlier daemon left, until the first scan is over.
+    inherited: Option<adopt::Inherited>,
+    /// Lets the registrars begin.
+    registrars: WorkersBucket,
     link: watch::Receiver<Link>,
     lease: LeaseEvent,
     routers: watch::Receiver<HashSet<Name>>,
@@ -154,6 +177,10 @@ struct Supervisor {
     /// What people are told once that has left, with the time of each decision.
     untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
+    /// Critical processes that have no pidfd.
+    without_pidfd: Vec<ProcessId>,
+    /// When a change is to be seen in the status.
+    publish_at: Option<Instant>,
     scanning: bool,
     rescan: bool,
     ticks: u64,
@@ -166,6 +193,11 @@ struct Supervisor {
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
     warnings: Vec<String>,
+    /// Set in the pod of one engine.
+    sidecar: Option<sidecar::Sidecar>,
+    /// Certificates on their way to the server.
+    publications: tokio::task::JoinSet<()>,
+    service_manager: systemd::ServiceManager,
 }
 
 /// What comes in from tasks that the supervisor started.
@@ -174,13 +206,13 @@ struct Inputs {
     health: mpsc::UnboundedReceiver<Evidence>,
     outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
+    commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
 }
 
 impl Supervisor {
     /// Runs until `shutdown` resolves, or somebody else turns out to hold this node's name.
-    async fn run(mut self, mut inputs: Inputs, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        tokio::pin!(shutdown);
+    async fn run(mut self, mut inputs: Inputs, mut shutdown: start::Shutdown) -> Result<(), RunError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -195,17 +227,33 @@ impl Supervisor {
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
                 Some(answered) = inputs.answers.recv() => self.answered(&answered),
                 Some(lease) = inputs.leases.recv() => self.leased(lease)?,
+                Some(request) = inputs.commands.recv() => self.command(request),
                 () = tokio::time::sleep_until(due) => self.fire_timers(),
                 _ = tick.tick() => self.tick(),
-                () = &mut shutdown => break,
+                () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
+                    self.publish_status();
+                }
+                signal = shutdown.asked() => {
+                    self.service_manager.stopping();
+                    if !self.leave() {
+                        tracing::info!("{signal}: ending; healthy workers stay listed");
+                        break;
+                    }
+                    tracing::info!("{signal}: ending when the engine has left");
+                }
             }
             self.send_outgoing();
             if !self.untold.is_empty() {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
+                self.publish_soon();
             }
             self.settle_certificates();
+            if let Some(end) = self.sidecar_end() {
+                self.publish_status();
+                return end;
+            }
         }
         self.publish_status();
         Ok(())
@@ -232,6 +280,7 @@ impl Supervisor {
         }
         // The buffer is kept, so that the next burst finds its room.
         self.noticed = noticed;
+        self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
@@ -258,6 +307,7 @@ impl Supervisor {
                 });
             }
             Noticed::Executed(id) => self.executed(id),
+            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
             Noticed::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
@@ -304,6 +354,13 @@ impl Supervisor {
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::OomVictim { process } => {
+                // The first: others of the tree may follow it.
+                let chosen = &mut self.workers[*worker].oom_victim;
+                if chosen.as_ref().is_none_or(|(_, then)| at.since(*then) > hints::LOG_LAG) {
+                    *chosen = Some((process.clone(), *at));
+                }
+            }
             Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
             _ => {}
         }
@@ -312,7 +369,31 @@ impl Supervisor {
     /// A critical process is there: its pidfd is the cross-check, and the fallback.
     fn watch_critical(&mut self, id: ProcessId) {
         let Some(tracked) = self.processes.get(id) else { return };
-        tracing::info!(worker = %self.name(tracked.worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        let worker = tracked.worker;
+        tracing::info!(worker = %self.name(worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        if let Err(error) = self.watch_by_pidfd(id) {
+            tracing::error!(
+                %error, worker = %self.name(worker), tgid = id.tgid,
+                "no pidfd for a critical process: it is looked at every second, until there is one"
+            );
+            self.metrics.lose(Loss::Pidfd, 1);
+            self.without_pidfd.push(id);
+        }
+        self.processes.runs(id, proc::exe(id.tgid));
+        if self.workers[worker].config.writer == Writer::Daemon
+            && let Some(listing) = self.core.serving(worker)
+        {
+            // Its record says which processes it has.
+            let list = Effect::List { listing, state: WorkerState::Serving, drain_for: None };
+            self.carry_out(vec![list], proc::monotonic_now());
+        }
+        if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
+            self.evidence(evidence);
+        }
+    }
+
+    /// Fails where there is no descriptor for it; that it is gone already is no failure.
+    fn watch_by_pidfd(&self, id: ProcessId) -> Result<(), PidfdError> {
         match PidFd::open(id) {
             Ok(pidfd) => {
                 let messages = self.messages.clone();
@@ -322,14 +403,18 @@ impl Supervisor {
                 });
             }
             Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
-            Err(error) => {
-                tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
-                self.metrics.lose(Loss::Pidfd, 1);
-            }
+            Err(error) => return Err(error),
         }
-        self.processes.runs(id, proc::exe(id.tgid));
-        if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
-            self.evidence(evidence);
+        Ok(())
+    }
+
+    /// Critical processes that there was no descriptor for: one may be free by now.
+    fn retry_pidfds(&mut self) {
+        for id in std::mem::take(&mut self.without_pidfd) {
+            let watched = self.processes.get(id).is_some_and(|tracked| tracked.critical && !tracked.exit_seen);
+            if watched && self.watch_by_pidfd(id).is_err() {
+                self.without_pidfd.push(id);
+            }
         }
     }
 
@@ -358,6 +443,7 @@ impl Supervisor {
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
+            Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
                     self.rechecked(worker, root, process, presence);
@@ -365,7 +451,7 @@ impl Supervisor {
             }
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Declared(looked) => self.declared(looked),
-            Message::Inherited(records) => self.inherit(records),
+            Message::Inherited(inherited) => self.inherit(inherited),
             Message::Defaced(worker) => self.defaced(&worker),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
@@ -414,6 +500,7 @@ impl Supervisor {
 
     fn tick(&mut self) {
         self.ticks += 1;
+        self.service_manager.alive();
         // Belt and braces: a record that was committed without a wake-up.
         self.drain_ring();
         self.count_losses();
@@ -423,7 +510,9 @@ impl Supervisor {
         if !self.scanning {
             self.start_scan();
         }
+        self.retry_pidfds();
         self.prove_claims();
+        self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();
         self.forget_workers();
@@ -455,5 +544,6 @@ async fn ring_readable(events: Option<&Events>) -> bool {
     }
 }
 
-/// Where the workers' bucket is told to registrars: once it is open and the node's name is ours.
+/// Where the workers' bucket is told to registrars: once it is open, the node's name is ours, and what an
+/// earlier daemon left there was seen to.
 type WorkersBucket = watch::Sender<Option<Bucket>>;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{Certificate, Container, Name};
+use tokio::time::Instant;
 
 use crate::core::{Nanos, ProcessId, State};
-use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::losses::Loss;
@@ -17,7 +17,7 @@ use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
 use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
-use super::Supervisor;
+use super::{SETTLE_STATUS, Supervisor};
 
 /// What is written once the sensors are attached and the first scan is over.
 pub(super) struct Ready {
@@ -26,10 +26,17 @@ pub(super) struct Ready {
 }
 
 impl Supervisor {
+    pub(super) fn publish_soon(&mut self) {
+        self.publish_at.get_or_insert_with(|| Instant::now() + SETTLE_STATUS);
+    }
+
     pub(super) fn publish_status(&mut self) {
+        self.publish_at = None;
         self.hub.beat();
         let link = *self.link.borrow();
         self.metrics.nats_connected.set(i64::from(link == Link::Connected));
+        let faults: Vec<_> = self.standing.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
+        self.metrics.set_nats_faults(&faults);
         self.metrics.set_sensor(self.sensor());
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {
@@ -118,9 +125,10 @@ impl Supervisor {
                     engine: config.engine.clone(),
                     state: self.core.state(worker).unwrap_or(State::Starting).as_str().to_owned(),
                     since: slot.since.to_string(),
-                    reason: match root {
-                        None if slot.reason.is_empty() => "no process found yet".to_owned(),
-                        Some(_) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
+                    reason: match (root, self.core.held_back(worker)) {
+                        (_, Some(held)) => format!("withdrawal held back ({}): {}", held.reason.as_str(), held.cause),
+                        (None, _) if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        (Some(_), _) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
                         _ => slot.reason.clone(),
                     },
                     incarnation: slot.incarnation.clone(),
@@ -170,6 +178,7 @@ impl Supervisor {
 
     /// Takes out certificates that are complete, keeps them on the server and tells of them.
     pub(super) fn settle_certificates(&mut self) {
+        while self.publications.try_join_next().is_some() {}
         if !self.deaths.is_settling() {
             return;
         }
@@ -184,17 +193,12 @@ impl Supervisor {
             );
             let summary = format!("{cause}; {} of {} streams moved", streams.moved, streams.streams);
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
+            self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
-            let context = self.context.borrow().clone();
-            if certificate.observed_only {
-                continue;
-            }
-            match context {
-                Some(context) => drop(tokio::spawn(deaths::publish(context, certificate, self.metrics.clone()))),
-                None => {
-                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
-                    self.metrics.lose(Loss::Certificate, 1);
-                }
+            if !certificate.observed_only
+                && let Some(kept) = self.archive.keep(&certificate)
+            {
+                self.publications.spawn(kept);
             }
         }
         self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
@@ -202,6 +206,7 @@ impl Supervisor {
 
     /// Events that the kernel could not hand over, by kind.
     pub(super) fn count_losses(&mut self) {
+        self.metrics.lose(Loss::Log, crate::log::take_lost());
         let Some(probes) = self.probes.as_ref() else { return };
         let Ok(dropped) = probes.dropped() else { return };
         for (kind, total) in dropped {
@@ -236,6 +241,7 @@ impl Supervisor {
                 tracing::error!(%error, file = %file.display(), "ready file not written");
             }
         }
+        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));
         self.publish_status();
     }
 

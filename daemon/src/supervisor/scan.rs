@@ -8,7 +8,7 @@ use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
 use crate::losses::Loss;
 use crate::processes::RoleOf;
-use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
+use crate::sensors::proc::{self, Finder, ProcessInfo, tree};
 
 use lastgasp_protocol::{Container, Incarnation};
 
@@ -22,6 +22,8 @@ enum Look {
     AtTree(WorkerId, ProcessId),
     /// What of lives that are over is still there.
     ForOrphans(WorkerId, Vec<ProcessId>),
+    /// The companion, which was this one.
+    ForCompanion(WorkerId, Find, Option<ProcessId>),
 }
 
 /// What was seen.
@@ -32,6 +34,8 @@ pub(super) enum Sighting {
     Tree(WorkerId, ProcessId, Vec<Looked>),
     /// Those of them that live.
     Orphans(WorkerId, Vec<ProcessInfo>),
+    /// The companion now.
+    Companion(WorkerId, Option<ProcessId>),
     /// Looking failed, in a way that the operator should know.
     Failed(WorkerId, String),
 }
@@ -70,9 +74,13 @@ pub(super) enum Presence {
 
 impl Sighting {
     const fn worker(&self) -> WorkerId {
-        let (Self::Root(worker, ..) | Self::Tree(worker, ..) | Self::Orphans(worker, _) | Self::Failed(worker, _)) =
-            self;
-        *worker
+        match self {
+            Self::Root(worker, ..)
+            | Self::Tree(worker, ..)
+            | Self::Orphans(worker, _)
+            | Self::Companion(worker, _)
+            | Self::Failed(worker, _) => *worker,
+        }
     }
 }
 
@@ -99,6 +107,10 @@ impl Supervisor {
                 let over = slot.over_since.is_some() || !slot.former.is_empty() || !slot.orphans.is_empty();
                 over.then(|| Look::ForOrphans(worker, self.of_ended_lives(worker)))
             }))
+            .chain(self.workers.iter().filter_map(|(worker, slot)| {
+                let find = slot.config.sever.companion.clone()?;
+                Some(Look::ForCompanion(worker, find, slot.companion))
+            }))
             .collect();
         if looks.is_empty() {
             return;
@@ -106,7 +118,8 @@ impl Supervisor {
         self.scanning = true;
         let messages = self.messages.clone();
         tokio::task::spawn_blocking(move || {
-            let sightings = looks.into_iter().filter_map(look).collect();
+            let finder = Finder::default();
+            let sightings = looks.into_iter().filter_map(|one| look(one, &finder)).collect();
             let _ = messages.send(Message::Scanned(sightings));
         });
     }
@@ -165,6 +178,7 @@ impl Supervisor {
             match sighting {
                 Sighting::Root(worker, info, container) => again |= self.bind(worker, &info, container),
                 Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
+                Sighting::Companion(worker, companion) => self.workers[worker].companion = companion,
                 Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
                 Sighting::Failed(worker, error) => {
                     let slot = &mut self.workers[worker];
@@ -189,8 +203,7 @@ impl Supervisor {
             return;
         }
         self.mark_ready();
-        let inherited = std::mem::take(&mut self.inherited);
-        if !inherited.is_empty() {
+        if let Some(inherited) = self.inherited.take() {
             self.inherit(inherited);
         }
     }
@@ -224,12 +237,13 @@ impl Supervisor {
         slot.incarnation = incarnation_text;
         slot.container = container;
         slot.reason.clear();
+        slot.commanded.clear();
+        slot.taken_back = false;
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
         slot.health = None;
         self.carry_out(effects, now);
         self.noticed(noticed);
-        self.start_health(worker, root, false);
         self.prove_claim(worker, false);
         true
     }
@@ -268,6 +282,10 @@ impl Supervisor {
                 new = true;
             }
             self.seen(worker, looked);
+        }
+        // Not before: what it is listed with says which processes it has.
+        if self.workers[worker].health.is_none() {
+            self.start_health(worker, root, false);
         }
         new
     }
@@ -313,9 +331,9 @@ impl Supervisor {
     }
 }
 
-fn look(look: Look) -> Option<Sighting> {
+fn look(look: Look, finder: &Finder) -> Option<Sighting> {
     match look {
-        Look::ForRoot(worker, find, former) => match find_root_except(&find, &former) {
+        Look::ForRoot(worker, find, former) => match finder.root(&find, &former) {
             Ok(None) => None,
             Ok(Some(id)) => {
                 let info = tree::describe(id.tgid).filter(|info| info.id == id)?;
@@ -331,6 +349,13 @@ fn look(look: Look) -> Option<Sighting> {
                 processes.iter().filter_map(|id| alive(*id)).chain(born_since).map(|info| (info.id, info)).collect();
             Some(Sighting::Orphans(worker, all.into_values().collect()))
         }
+        Look::ForCompanion(worker, _, Some(known)) if proc::is_alive(known) => {
+            Some(Sighting::Companion(worker, Some(known)))
+        }
+        Look::ForCompanion(worker, find, _) => Some(match proc::find_root(&find) {
+            Ok(companion) => Sighting::Companion(worker, companion),
+            Err(error) => Sighting::Failed(worker, format!("sever.companion: {error}")),
+        }),
         Look::AtTree(worker, root) => {
             let tree = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
             Some(Sighting::Tree(worker, root, tree))

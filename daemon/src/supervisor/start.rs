@@ -6,16 +6,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, Problem, WorkerConfig};
+use crate::config::{Config, EbpfMode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
-use crate::effects::deaths::Deaths;
-use crate::effects::discovery::Registrar;
+use crate::effects::deaths::{self, Archive, Deaths};
+use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
+use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
+use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
@@ -27,19 +30,26 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
 use super::report::Ready;
+use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
+use super::systemd::ServiceManager;
 use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
+
+/// Commands that wait for the supervisor. Who sends more of them waits too.
+const COMMANDS: usize = 16;
 
 /// What is chosen for one run, beside the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
     /// Written, atomically, once the sensors are attached and the first scan is over.
     pub ready_file: Option<PathBuf>,
-    /// What is odd about the configuration.
-    pub warnings: Vec<Problem>,
+    /// What is odd about the configuration, and what cannot be done as it asks.
+    pub warnings: Vec<String>,
+    /// Set in the pod of one engine.
+    pub sidecar: Option<SidecarOptions>,
 }
 
 /// Why the daemon ends, or cannot begin.
@@ -57,6 +67,14 @@ pub enum RunError {
     /// The status socket or the metrics address cannot be had.
     #[error(transparent)]
     Status(#[from] StatusError),
+    /// A sidecar's engine was lost, and it is withdrawn: kubelet restarts both.
+    #[error("the engine was lost ({0}); it is withdrawn")]
+    EngineLost(String),
+    /// A sidecar's engine did not begin to serve in time.
+    #[error(
+        "the engine did not serve within {} s; look at its log, or raise --startup-deadline", .0.as_secs_f64()
+    )]
+    NeverServed(Duration),
     /// A runtime, a thread, a signal handler or the ready file.
     #[error("{what}: {source}")]
     Io {
@@ -74,7 +92,10 @@ impl RunError {
         match self {
             Self::Refused(_) => crate::cli::Exit::Unavailable,
             Self::Nats(NatsError::Login(_)) => crate::cli::Exit::Config,
-            Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::Io { .. } => crate::cli::Exit::Failed,
+            Self::NeverServed(_) => crate::cli::Exit::NotYet,
+            Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::EngineLost(_) | Self::Io { .. } => {
+                crate::cli::Exit::Failed
+            }
         }
     }
 }
@@ -87,7 +108,8 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 ///
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
-pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
+pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
+    raise_open_files();
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -95,9 +117,22 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    if config.realtime
+        && let Err(error) = priority::realtime()
+    {
+        let text = format!(
+            "priority is \"realtime\", but that is not permitted ({error}): give lastgasp CAP_SYS_NICE, or LimitRTPRIO=1"
+        );
+        tracing::warn!("{text}");
+        options.warnings.push(text);
+    }
     // Opening it may take a capability, reading it then takes none.
-    let kmsg = Kmsg::open(Facilities::Kernel);
-    let reduced = give_up_privileges(ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let kmsg = match options.sidecar {
+        Some(_) => Err(std::io::Error::other("a sidecar does not read it")),
+        None => Kmsg::open(Facilities::Kernel),
+    };
+    let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
+    let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
@@ -105,8 +140,19 @@ pub fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     outcome
 }
 
+/// A worker takes several descriptors: its health, its critical processes. The usual soft limit of 1024
+/// is for programs that use select(2) (systemd.exec(5), LimitNOFILE=); the hard one is ours to use.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+    }
+}
+
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "without CAP_BPF");
@@ -114,7 +160,7 @@ fn give_up_privileges(probes: Option<&mut Probes>) -> Result<Reduced, RunError> 
         }
         Some(Ok(())) | None => true,
     };
-    let reduced = privileges::reduce(maps_work)
+    let reduced = privileges::reduce(severing, maps_work)
         .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
     let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
@@ -153,10 +199,11 @@ async fn main(
     reduced: Reduced,
     side: tokio::runtime::Handle,
 ) -> Result<(), RunError> {
-    let shutdown = shutdown_signal()?;
+    let shutdown = Shutdown::new()?;
     let metrics = Metrics::new();
     let hub = StatusHub::new(NodeStatus { node: config.node.to_string(), ..NodeStatus::default() });
-    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone())?;
+    let (commands_tx, commands) = mpsc::channel(COMMANDS);
+    let server = StatusServer::bind(&config.status, hub.clone(), metrics.clone(), commands_tx)?;
     let listen = server.listen();
     side.spawn(async move {
         if let Err(error) = server.serve().await {
@@ -164,10 +211,15 @@ async fn main(
         }
     });
 
-    let (client, link) = nats::connect(&config.nats, &config.node).await?;
-    let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
+    let standing = Standing::default();
+    let (client, link) = nats::connect(&config.nats, &config.node, standing.clone()).await?;
+    let (workers_bucket, workers_opened) = watch::channel(None);
+    let (registrars, registrars_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
     let (context_tx, context) = watch::channel(None);
+    let (opened_tx, mut opened) = watch::channel(None);
+    let unknown = Present { asked: tokio::time::Instant::now(), keys: HashSet::new() };
+    let (present_tx, present) = watch::channel(Arc::new(unknown));
     let (routers_tx, routers) = watch::channel(HashSet::new());
     let (lease_tx, mut lease_events) = mpsc::unbounded_channel();
     let (leases_tx, leases) = mpsc::unbounded_channel();
@@ -177,26 +229,38 @@ async fn main(
     let (health_tx, health) = mpsc::unbounded_channel();
 
     let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
-    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, lease_tx));
-    {
-        let (client, replicas) = (client.clone(), config.replicas);
-        tokio::spawn(async move {
-            let (context, Buckets { workers, nodes, routers }) = nats::open_buckets(client, replicas).await;
-            context_tx.send_replace(Some(context));
-            nodes_bucket.send_replace(Some(nodes));
-            tokio::spawn(signals::follow_routers(routers, routers_tx));
-            // Records are touched once the node's name is ours, not before.
-            while let Some(event) = lease_events.recv().await {
-                if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
-                    workers_bucket.send_replace(Some(workers.clone()));
-                }
-                if leases_tx.send(event).is_err() {
-                    return;
-                }
+    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
+    tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
+    let recalled = {
+        let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
+        move |context| side.spawn(deaths::recall(context, node, move |id, json| hub.death(id, json)))
+    };
+    tokio::spawn(async move {
+        let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
+        let Some((context, Buckets { workers, nodes, routers })) = found else { return };
+        recalled(context.clone());
+        context_tx.send_replace(Some(context));
+        nodes_bucket.send_replace(Some(nodes));
+        tokio::spawn(signals::follow_routers(routers, routers_tx));
+        // Records are touched once the node's name is ours, not before.
+        while let Some(event) = lease_events.recv().await {
+            if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
+                workers_bucket.send_replace(Some(workers.clone()));
             }
-        });
-    }
-    tokio::spawn(adopt::follow_own_records(config.node.clone(), workers_opened.clone(), messages.clone()));
+            if leases_tx.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    let own_records = adopt::OwnRecords {
+        node: config.node.clone(),
+        bucket: workers_opened,
+        link: link.clone(),
+        standing: standing.clone(),
+        present: present_tx,
+        messages: messages.clone(),
+    };
+    tokio::spawn(own_records.follow());
     let signals = Signals::new(client, routers.clone(), answers_tx, metrics.clone())
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
@@ -230,9 +294,11 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
-        context,
-        bucket: workers_opened,
-        inherited: Vec::new(),
+        archive: Archive::new(context, metrics.clone()),
+        ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
+        standing,
+        inherited: None,
+        registrars,
         link,
         lease: LeaseEvent::Waiting("not connected yet".to_owned()),
         routers,
@@ -244,6 +310,8 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        without_pidfd: Vec::new(),
+        publish_at: None,
         scanning: false,
         rescan: false,
         ticks: 0,
@@ -253,10 +321,13 @@ async fn main(
         reduced,
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
-        warnings: options.warnings.iter().map(ToString::to_string).collect(),
+        warnings: options.warnings,
+        sidecar: options.sidecar.map(|options| Sidecar::new(options, proc::monotonic_now())),
+        publications: tokio::task::JoinSet::new(),
+        service_manager: ServiceManager::new(),
         config,
     };
-    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, leases };
+    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, commands, leases };
     for worker in config_workers {
         supervisor.add_worker(Arc::new(worker), None);
     }
@@ -303,16 +374,18 @@ impl Supervisor {
         let registrar = Registrar::spawn(
             worker,
             lastgasp_protocol::worker_key(&self.config.node, &config.name),
-            self.bucket.clone(),
+            self.ledger.clone(),
             self.outcomes.clone(),
         );
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
             stuck: String::new(),
+            oom_victim: None,
             reset_probe: None,
             config,
             declared,
             container: None,
+            companion: None,
             orphans: Vec::new(),
             over_since: None,
             port: None,
@@ -324,8 +397,11 @@ impl Supervisor {
             revision: 0,
             epoch: 0,
             listed: false,
+            commanded: String::new(),
+            taken_back: false,
             incarnation: String::new(),
             evidence: None,
+            told: None,
             ending: None,
             reason: String::new(),
             since: jiff::Timestamp::now(),
@@ -341,14 +417,26 @@ impl Supervisor {
     }
 }
 
-fn shutdown_signal() -> Result<impl Future<Output = ()>, RunError> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).map_err(io("the SIGTERM handler"))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(io("the SIGINT handler"))?;
-    Ok(async move {
+/// The signals that ask the daemon to end.
+pub(super) struct Shutdown {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Shutdown {
+    fn new() -> Result<Self, RunError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(io("the SIGTERM handler"))?,
+            interrupt: signal(SignalKind::interrupt()).map_err(io("the SIGINT handler"))?,
+        })
+    }
+
+    /// Waits for the next one; its name.
+    pub(super) async fn asked(&mut self) -> &'static str {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM: ending; healthy workers stay listed"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: ending; healthy workers stay listed"),
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
         }
-    })
+    }
 }

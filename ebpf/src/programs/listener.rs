@@ -11,10 +11,10 @@
 
 use aya_ebpf::{
     macros::{map, raw_tracepoint},
-    maps::HashMap,
+    maps::{Array, HashMap},
     programs::RawTracePointContext,
 };
-use lastgasp_ebpf::{EventFlags, EventKind, ListenerKey};
+use lastgasp_ebpf::{EventFlags, EventKind, ListenerKey, PORT_WORDS, port_bit};
 
 use super::{
     emit::{blank, emit},
@@ -33,6 +33,10 @@ pub(super) static NET_INUM: Offset = unresolved();
 #[map]
 static PORTS: HashMap<ListenerKey, u32> = HashMap::with_max_entries(4096, 0);
 
+/// A bit for each port that is in `PORTS` in any network namespace.
+#[map]
+static PORT_BITS: Array<u64> = Array::with_max_entries(PORT_WORDS, 0);
+
 /// `TCP_CLOSE`, include/net/tcp_states.h
 const CLOSE: u32 = 7;
 /// `TCP_LISTEN`
@@ -44,6 +48,14 @@ pub(super) fn port_slot(port: ListenerKey) -> Option<u32> {
     // SAFETY: the value is copied at once; a slot that was just freed is at
     // worst one that user space no longer knows.
     unsafe { PORTS.get(port) }.copied()
+}
+
+/// Whether some network namespace has a watched port of that number. One load from memory, while
+/// the namespace is three pointers and a hash away.
+#[inline(always)]
+pub(super) fn may_be_watched(port: u16) -> bool {
+    let (word, mask) = port_bit(port);
+    PORT_BITS.get(word).is_some_and(|bits| bits & mask != 0)
 }
 
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]

@@ -7,7 +7,9 @@
 //!
 //! It fires before the name is copied (`__set_task_comm`, fs/exec.c), so the new
 //! one is the argument. The renamed task need not be the one that runs: any thread
-//! of a process can write `/proc/self/comm`.
+//! of a process can write `/proc/self/comm`. But it is of the same process
+//! (`comm_write`, fs/proc/base.c), or a kernel thread that its maker names, so the
+//! process is known without reading a byte of the task.
 
 use aya_ebpf::{helpers::bpf_probe_read_kernel_str_bytes, macros::raw_tracepoint, programs::RawTracePointContext};
 use lastgasp_ebpf::{COMM_BYTES, EventKind};
@@ -15,7 +17,7 @@ use lastgasp_ebpf::{COMM_BYTES, EventKind};
 use super::{
     emit::{emit, event},
     kernel::Address,
-    task::Task,
+    task::{Task, current_tgid},
     watched::Process,
 };
 
@@ -28,7 +30,7 @@ fn lastgasp_rename(ctx: RawTracePointContext) -> i32 {
 #[inline(always)]
 fn on_rename(ctx: &RawTracePointContext) -> Option<()> {
     let task = Task(Address(ctx.arg(0)));
-    let process = Process::of(task, task.tgid()?)?;
+    let process = Process::of(task, current_tgid())?;
     if process.leader.0 != task.0 {
         return None;
     }

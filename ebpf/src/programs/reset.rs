@@ -29,13 +29,11 @@ use lastgasp_ebpf::{EventFlags, EventKind, ListenerKey, RESET_WINDOW, ResetKey, 
 use super::{
     emit::{blank, emit},
     kernel::{Address, Offset, Variant, unresolved},
-    listener::{INET_SPORT, NET_INUM, SOCK_NET, port_slot},
+    listener::{INET_SPORT, NET_INUM, SOCK_NET, may_be_watched, port_slot},
 };
 
 #[unsafe(no_mangle)]
 static SOCK_FAMILY: Offset = unresolved();
-#[unsafe(no_mangle)]
-static SOCK_STATE: Offset = unresolved();
 #[unsafe(no_mangle)]
 static SOCK_NUM: Offset = unresolved();
 #[unsafe(no_mangle)]
@@ -60,10 +58,6 @@ static RESET_HAS_REASON: Variant = Global::new(0);
 #[map]
 static RESETS: LruHashMap<ResetKey, ResetWindow> = LruHashMap::with_max_entries(1024, 0);
 
-/// `TCP_TIME_WAIT`, include/net/tcp_states.h
-const TIME_WAIT: u8 = 6;
-/// `TCP_NEW_SYN_RECV`
-const NEW_SYN_RECV: u8 = 12;
 /// `AF_INET6`
 const INET6: u16 = 10;
 
@@ -111,14 +105,16 @@ enum Source {
 impl Connection {
     #[inline(always)]
     fn of_socket(socket: Address) -> Option<Self> {
-        let state = socket.read::<u8>(&SOCK_STATE)?;
-        // A closed socket has forgotten a port that the kernel chose in one of the two places, and a
-        // mini-socket has only the other one.
-        let port = if state == TIME_WAIT || state == NEW_SYN_RECV {
-            socket.read::<u16>(&SOCK_NUM)?
-        } else {
-            u16::from_be(socket.read(&INET_SPORT)?)
+        // A closed socket may have forgotten its port here (`inet_put_port`,
+        // net/ipv4/inet_hashtables.c), but not there; a mini-socket has it nowhere else.
+        let port = match socket.read::<u16>(&SOCK_NUM)? {
+            0 => u16::from_be(socket.read(&INET_SPORT)?),
+            port => port,
         };
+        // Nearly everything that is nobody's ends here.
+        if !may_be_watched(port) {
+            return None;
+        }
         let netns = socket.follow(&SOCK_NET)?.read(&NET_INUM)?;
         Self::watched(ListenerKey { netns, port: port.into() }, Source::Socket(socket))
     }
@@ -130,8 +126,12 @@ impl Connection {
         }
         let head = packet.follow(&SKB_HEAD)?;
         let at = |offset| Some(Address(head.0.wrapping_add(packet.read::<u16>(offset)?.into())));
-        let (ip, tcp) = (at(&SKB_NETWORK)?, at(&SKB_TRANSPORT)?);
+        let tcp = at(&SKB_TRANSPORT)?;
         let port = u16::from_be(plain(tcp, 2)?);
+        if !may_be_watched(port) {
+            return None;
+        }
+        let ip = at(&SKB_NETWORK)?;
         let netns = packet.follow(&SKB_DEV)?.follow(&DEV_NET)?.read(&NET_INUM)?;
         Self::watched(ListenerKey { netns, port: port.into() }, Source::Packet(ip, tcp))
     }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lastgasp_protocol::kv::{Bucket, Expect, Value, WriteError};
+use lastgasp_protocol::kv::{Bucket, Expect, Fault, ReadError, Value, WriteError, backoff};
 use lastgasp_protocol::{ROUTERS_BUCKET, RouterLease};
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
-use super::{Link, backoff};
+use super::Link;
 
 /// How long the key stays without being renewed.
 const TTL: Duration = Duration::from_secs(6);
@@ -24,7 +24,7 @@ pub(super) async fn run(mut link: Link, mut stopped: watch::Receiver<bool>) {
         loop {
             _ = link.connections.wait_for(|count| *count > 0).await;
             if let Err(error) = hold(&link, &lease, &mut attempts).await {
-                warn!(%error, "the router's lease is not held, trying again");
+                link.troubles.bad("lease", Fault::of(&*error), format!("the router's lease is not held: {error}"));
             }
             tokio::time::sleep(backoff(attempts)).await;
             attempts += 1;
@@ -52,7 +52,7 @@ async fn give_back(link: &Link, lease: &RouterLease) -> Result<(), async_nats::E
     Ok(())
 }
 
-async fn hold(link: &Link, lease: &RouterLease, attempts: &mut usize) -> Result<(), async_nats::Error> {
+async fn hold(link: &Link, lease: &RouterLease, attempts: &mut u32) -> Result<(), async_nats::Error> {
     let bucket = Bucket::open(&link.context, ROUTERS_BUCKET, link.settings.replicas).await?;
     let key = lease.router.token();
     let mut expect = expected(&bucket, &key).await?;
@@ -60,6 +60,7 @@ async fn hold(link: &Link, lease: &RouterLease, attempts: &mut usize) -> Result<
     loop {
         match bucket.put(&key, lease.to_json().into(), expect, TTL).await {
             Ok(revision) => {
+                link.troubles.good("lease");
                 if !std::mem::replace(&mut held, true) {
                     info!(router = %lease.router, revision, "lease held");
                 }
@@ -74,6 +75,6 @@ async fn hold(link: &Link, lease: &RouterLease, attempts: &mut usize) -> Result<
     }
 }
 
-async fn expected(bucket: &Bucket, key: &str) -> Result<Expect, async_nats::Error> {
+async fn expected(bucket: &Bucket, key: &str) -> Result<Expect, ReadError> {
     Ok(bucket.read(key).await?.map_or(Expect::Absent, |entry| Expect::Revision(entry.revision)))
 }

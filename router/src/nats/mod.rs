@@ -5,14 +5,15 @@
 
 mod lease;
 mod signals;
+mod troubles;
 mod watch;
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Event, jetstream};
 use lastgasp_protocol::Name;
+use lastgasp_protocol::kv::{Fault, backoff};
 use lastgasp_protocol::login::{self, LoggedIn, Login, LoginError, ServersError};
 use tokio::sync::{oneshot, watch as latest};
 use tokio::task::JoinSet;
@@ -20,12 +21,14 @@ use tracing::{info, warn};
 
 use crate::proxy::Proxy;
 
+use troubles::Troubles;
+
 /// Three pings that go unanswered end a connection, so a dead one is noticed within 5 s.
 const PING: Duration = Duration::from_millis(1500);
+/// Longest pause between attempts to connect.
+const LONGEST_RECONNECT: Duration = Duration::from_secs(2);
 /// Longest wait for an answer of the server.
 const REQUEST: Duration = Duration::from_secs(3);
-/// Bounds of the wait between attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// Where NATS is, and who we are there.
 #[derive(Debug, Clone)]
@@ -71,6 +74,7 @@ struct Link {
     settings: Settings,
     /// Counts connections; a change means that everything must be read again.
     connections: latest::Receiver<u64>,
+    troubles: Troubles,
 }
 
 /// The thread that follows NATS. Dropping it ends that.
@@ -141,6 +145,8 @@ async fn begin(
         warn!("{warning}");
     }
     let url = settings.url.clone();
+    let troubles = Troubles::new(Arc::clone(&proxy));
+    let link_troubles = troubles.clone();
     let servers = login::servers(&url)?;
     let client = options
         .name(format!("lastgasp-router {}", settings.name))
@@ -149,17 +155,23 @@ async fn begin(
         .connection_timeout(REQUEST)
         .request_timeout(Some(REQUEST))
         .retry_on_initial_connect()
-        .reconnect_delay_callback(backoff)
+        .reconnect_delay_callback(reconnect_delay)
         .event_callback(move |event| {
-            match event {
+            match &event {
                 Event::Connected => {
                     info!("connected to NATS");
+                    troubles.good("connection");
+                    troubles.good("permission");
                     workers.connected(std::time::Instant::now());
                     connected.send_modify(|count| *count += 1);
                 }
                 Event::Disconnected => warn!("NATS is away; serving with the workers known last"),
-                Event::ClientError(error) => warn!(%error, "NATS cannot be reached, trying again"),
-                other => info!(event = %other, "NATS"),
+                _ => {}
+            }
+            match Fault::of_event(&event) {
+                Some(fault) if fault == Fault::NotPermitted => troubles.bad("permission", fault, &event),
+                Some(fault) => troubles.bad("connection", fault, &event),
+                None => {}
             }
             std::future::ready(())
         })
@@ -168,7 +180,7 @@ async fn begin(
         .map_err(|source| ConnectError::Url { url: url.clone(), source })?;
     info!(url, "following NATS");
     let context = jetstream::new(client.clone());
-    let link = Link { client, context, proxy, settings, connections };
+    let link = Link { client, context, proxy, settings, connections, troubles: link_troubles };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch::workers(link.clone(), listing));
     tasks.spawn(watch::nodes(link.clone()));
@@ -177,23 +189,10 @@ async fn begin(
     Ok(tasks)
 }
 
-/// Doubling from the first bound to the second, each time between half and the whole of it.
-fn backoff(attempts: usize) -> Duration {
-    let (shortest, longest) = BACKOFF;
-    let most = (shortest * 2u32.pow(u32::try_from(attempts.min(8)).unwrap_or(8))).min(longest);
-    let share = RandomState::new().hash_one(attempts) % 1000;
-    most / 2 + most.mul_f64(0.5) / 1000 * u32::try_from(share).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attempts_are_spread_and_bounded() {
-        for attempts in 0..100 {
-            let wait = backoff(attempts);
-            assert!(wait >= BACKOFF.0 / 2 && wait <= BACKOFF.1, "{wait:?}");
-        }
+/// How long to wait before this attempt, the first of which may be made at once.
+fn reconnect_delay(attempts: usize) -> Duration {
+    match attempts {
+        0 | 1 => Duration::ZERO,
+        attempts => backoff(u32::try_from(attempts - 2).unwrap_or(u32::MAX)).min(LONGEST_RECONNECT),
     }
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use async_nats::{Message, Subject};
 use futures_util::StreamExt;
+use lastgasp_protocol::kv::backoff;
 use lastgasp_protocol::{Action, Answer, Counts, MIGRATE_WILDCARD, MigrateSignal, Phase, SCHEMA};
 use tracing::{info, warn};
 
-use super::{Link, backoff};
+use super::Link;
 use crate::workers::Listing;
 
 /// Hears signals for as long as the router runs. The subscription outlives reconnects.

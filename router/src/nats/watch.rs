@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Change, Entry, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Fault, OpenError, Value, backoff};
 use lastgasp_protocol::{ContractError, NODES_BUCKET, Name, NodeLease, WORKERS_BUCKET, WorkerRecord, WorkerState};
 use tokio::sync::watch as latest;
 use tracing::{info, warn};
 
-use super::{Link, backoff};
+use super::Link;
 
 /// How long after the deadline of a drain its daemon is still waited for: its clock is another one.
 const OVERDUE: Duration = Duration::from_secs(2);
@@ -49,9 +49,13 @@ async fn follow(mut link: Link, name: &'static str, mut reader: impl Reader) {
         attempts += 1;
         match ended {
             Ok(()) => info!(bucket = name, "listing again"),
-            Err(error) => warn!(bucket = name, %error, "not followed at present, trying again"),
+            Err(error) => link.troubles.bad(name, Fault::of(&*error), format!("not followed at present: {error}")),
         }
-        tokio::time::sleep(wait).await;
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            // The sender lives as long as the client.
+            _ = link.connections.changed() => {}
+        }
     }
 }
 
@@ -60,12 +64,23 @@ async fn once(
     link: &mut Link,
     name: &'static str,
     reader: &mut impl Reader,
-    attempts: &mut usize,
+    attempts: &mut u32,
 ) -> Result<(), async_nats::Error> {
     // The first attempt would only time out before there is a connection.
     _ = link.connections.wait_for(|count| *count > 0).await;
     link.connections.borrow_and_update();
-    let bucket = Bucket::open(&link.context, name, link.settings.replicas).await?;
+    if !link.troubles.is_new_enough(&link.client) {
+        return Err("the server is too old".into());
+    }
+    let bucket = match Bucket::open(&link.context, name, link.settings.replicas).await {
+        Ok(bucket) => bucket,
+        Err(error @ OpenError::Misshapen { .. }) => {
+            link.troubles.bad("buckets", Fault::Misshapen, &error);
+            return Err(error.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    link.troubles.good("buckets");
     let mut watch = bucket.watch(">").await?;
     reader.begin();
     loop {
@@ -74,9 +89,10 @@ async fn once(
                 Some(Ok(Change::Entry(entry))) => reader.entry(entry),
                 Some(Ok(Change::Listed)) => {
                     *attempts = 0;
+                    link.troubles.good(name);
                     reader.listed();
                 }
-                Some(Err(error)) => return Err(error),
+                Some(Err(error)) => return Err(error.into()),
                 None => return Err("the watch ended".into()),
             },
             changed = link.connections.changed() => {

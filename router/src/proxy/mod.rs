@@ -1,6 +1,7 @@
 //! Requests on their way to workers and back.
 
 pub mod dispatch;
+pub mod reason;
 pub mod stream;
 pub mod unary;
 

@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
 use super::dispatch::{Declined, Tried, Upstream};
+use super::reason::{Failure, Leaving};
 use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
 use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
@@ -90,12 +91,12 @@ enum End {
     Complete,
     ClientGone,
     /// The worker is to be left, for this reason.
-    Lost(&'static str),
+    Lost(Leaving),
 }
 
 /// A move that is counted when the next worker gives its first chunk.
 struct Moving {
-    reason: &'static str,
+    reason: Leaving,
     since: Instant,
 }
 
@@ -162,7 +163,7 @@ impl Session {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
                     self.tried.failed.push(listing);
                     if !self.stream.produced() {
-                        self.retry("status");
+                        self.retry(Leaving::Status);
                         if self.retries > self.proxy.config.max_retries {
                             return Err(Unopened::Answer(response));
                         }
@@ -177,9 +178,9 @@ impl Session {
         }
     }
 
-    fn retry(&mut self, reason: &'static str) {
+    fn retry(&mut self, reason: Leaving) {
         self.retries += 1;
-        self.proxy.metrics.retries.with_label_values(&[reason]).inc();
+        self.proxy.metrics.retries.with_label_values(&[reason.as_str()]).inc();
     }
 
     /// Serves the stream to its end, through as many workers as it takes.
@@ -202,15 +203,15 @@ impl Session {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {
                     ticket.settle(Outcome::Unmovable);
-                    Some(reason.as_str())
+                    Some(Failure::Unmovable(reason))
                 }
-                Verdict::Retry if self.retries >= self.proxy.config.max_retries => Some("retries_exhausted"),
+                Verdict::Retry if self.retries >= self.proxy.config.max_retries => Some(Failure::RetriesExhausted),
                 Verdict::Retry => {
                     self.retry(reason);
                     None
                 }
-                Verdict::Move if self.proxy.config.migration_limit == 0 => Some("migration_off"),
-                Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some("limit_reached"),
+                Verdict::Move if self.proxy.config.migration_limit == 0 => Some(Failure::MigrationOff),
+                Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some(Failure::LimitReached),
                 Verdict::Move => {
                     let since = self.moving.take().map_or(since, |moving| moving.since);
                     self.moving = Some(Moving { reason, since });
@@ -220,7 +221,7 @@ impl Session {
             if let Some(failure) = failure {
                 ticket.settle(Outcome::Failed);
                 self.fail(reason, failure);
-                break failure;
+                break failure.as_str();
             }
             let from = ticket.listing().key.to_string();
             let opened = tokio::select! {
@@ -245,14 +246,14 @@ impl Session {
                     let failure = match unopened {
                         Unopened::Refused(Refusal::Unmovable(reason)) => {
                             ticket.settle(Outcome::Unmovable);
-                            reason.as_str()
+                            Failure::Unmovable(reason)
                         }
-                        Unopened::NoWorker(_) => "no_worker",
-                        _ => "refused_by_worker",
+                        Unopened::NoWorker(_) => Failure::NoWorker,
+                        _ => Failure::RefusedByWorker,
                     };
                     ticket.settle(Outcome::Failed);
                     self.fail(reason, failure);
-                    break failure;
+                    break failure.as_str();
                 }
             }
         };
@@ -308,12 +309,12 @@ impl Session {
                 let now = *fate.borrow_and_update();
                 match now {
                     Fate::Stay => {}
-                    Fate::Move(Mode::Lost, why) => return End::Lost(why.as_str()),
+                    Fate::Move(Mode::Lost, why) => return End::Lost(Leaving::Told(why)),
                     Fate::Move(Mode::Handover, why) => {
                         if self.stays(ticket) {
                             leaving = None;
                         } else if proxy.workers.choose(&self.inbound.model, &[], false).is_some() {
-                            return End::Lost(why.as_str());
+                            return End::Lost(Leaving::Told(why));
                         } else {
                             leaving = Some(why);
                         }
@@ -334,19 +335,19 @@ impl Session {
                     let progress = match piece {
                         Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
                         Ok(None) => self.stream.ended(&mut self.out),
-                        Err(_) => return End::Lost("connection_broken"),
+                        Err(_) => return End::Lost(Leaving::ConnectionBroken),
                     };
                     self.note_begin();
                     match progress {
                         Progress::Going => {}
                         Progress::Complete | Progress::Rejected => return End::Complete,
-                        Progress::Broken(broken) => return End::Lost(broken.as_str()),
+                        Progress::Broken(broken) => return End::Lost(Leaving::Broken(broken)),
                     }
                 }
                 () = tokio::time::sleep_until(look) => {
                     let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
                     if (stalled || proxy.workers.is_lapsed(&listing)) && !proxy.answers(&listing, stalled).await {
-                        return End::Lost(if stalled { "stalled" } else { "lease_lapsed" });
+                        return End::Lost(if stalled { Leaving::Stalled } else { Leaving::LeaseLapsed });
                     }
                     look = tokio::time::Instant::now() + patience;
                 }
@@ -390,16 +391,17 @@ impl Session {
         if let Some(Moving { reason, since }) = self.moving.take() {
             self.moves += 1;
             let exactness = self.stream.exactness();
-            metrics.migrations.with_label_values(&[reason, exactness.as_str()]).inc();
+            metrics.migrations.with_label_values(&[reason.as_str(), exactness.as_str()]).inc();
             metrics.gap.observe(since.elapsed().as_secs_f64());
             if exactness == Exactness::Approximate {
-                warn!(id = %self.inbound.id, reason, "moved by text: the tokens may be cut differently");
+                warn!(id = %self.inbound.id, reason = reason.as_str(), "moved by text: the tokens may be cut differently");
             }
         }
     }
 
     /// Ends the stream visibly.
-    fn fail(&mut self, reason: &str, failure: &str) {
+    fn fail(&mut self, reason: Leaving, failure: Failure) {
+        let (reason, failure) = (reason.as_str(), failure.as_str());
         let message = format!("The worker was lost ({reason}) and the answer could not be continued ({failure}).");
         self.out.extend(error_event(&message, failure));
         self.proxy.metrics.migrations_failed.with_label_values(&[failure]).inc();

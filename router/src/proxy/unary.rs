@@ -12,6 +12,7 @@ use serde_json::Value;
 use tracing::info;
 
 use super::dispatch::{Declined, Tried, Upstream, chain};
+use super::reason::Leaving;
 use super::{Inbound, Proxy};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Ticket};
@@ -73,7 +74,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             break answer.unwrap_or_else(|| ApiError::unavailable("retries_exhausted", message).into_response());
         }
         retries += 1;
-        proxy.metrics.retries.with_label_values(&["unary"]).inc();
+        proxy.metrics.retries.with_label_values(&[Leaving::Unary.as_str()]).inc();
     };
     info!(
         id = %inbound.id,

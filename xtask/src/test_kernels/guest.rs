@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::{KernelsError, image::Kernel, io};
+use super::{Boot, KernelsError, image::Kernel, io};
 
 /// Begins the line with the exit status of the tests.
 pub(super) const VERDICT: &str = "lastgasp-tests-ended-with=";
 
 /// Boots, shows what the guest prints, and returns the exit status of its tests.
-pub(super) fn run(kernel: &Kernel, initramfs: &Path, timeout: Duration) -> Result<i32, KernelsError> {
+pub(super) fn run(kernel: &Kernel, initramfs: &Path, boot: Boot, timeout: Duration) -> Result<i32, KernelsError> {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", "-nographic", "-no-reboot"]);
-    qemu.args(["-append", "console=ttyS0 quiet panic=-1 loglevel=3"]);
+    qemu.arg("-append").arg(format!("console=ttyS0 quiet panic=-1 loglevel=3 {}", boot.parameters()));
     qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
     let mut guest = qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(io("qemu-system-x86_64"))?;
     let output = guest.stdout.take().map(BufReader::new);

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{KernelsError, io};
+use super::{KernelsError, Stories, io};
 use crate::tools;
 
 /// The versions that can be asked for.
@@ -61,13 +61,8 @@ fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// Packs the initramfs: tests, victims, their libraries, a shell.
-pub(super) fn initramfs(
-    kernel: &Kernel,
-    tests: &Path,
-    victim: &Path,
-    filter: Option<&str>,
-) -> Result<PathBuf, KernelsError> {
+/// Packs the initramfs: tests, what they start, their libraries, a shell.
+pub(super) fn initramfs(kernel: &Kernel, stories: &Stories, filter: Option<&str>) -> Result<PathBuf, KernelsError> {
     let folder = tools::target().join("kernels");
     let root = folder.join(format!("root-{}", kernel.name));
     if root.exists() {
@@ -81,20 +76,24 @@ pub(super) fn initramfs(
     for applet in ["sh", "mount", "poweroff", "ip", "cat", "ls", "uname", "mkdir", "echo", "true", "sleep"] {
         symlink("busybox", root.join("bin").join(applet)).map_err(io(applet))?;
     }
-    // At the paths that they have here, since the tests know the victims' by it.
-    for program in [tests, victim].into_iter().map(Path::to_owned).chain(tools::on_path("setpriv")) {
+    // A static program.
+    fs::copy(&stories.nats, root.join("bin/nats-server")).map_err(io("nats-server"))?;
+    // At the paths that they have here, since the tests know the others' by it.
+    let Stories { kernel: tests, guest, started, nats: _ } = stories;
+    let ours: Vec<&PathBuf> = [tests, guest].into_iter().chain(started).collect();
+    for program in ours.iter().copied().cloned().chain(tools::on_path("setpriv")) {
         put(&root, &program)?;
         for library in libraries(&program)? {
             put(&root, &library)?;
         }
     }
-    for stripped in [tests, victim] {
+    for stripped in ours {
         // Half a gigabyte of debug information would have to be unpacked by an emulated CPU.
         let mut strip = Command::new("strip");
         let _unless_there_is_none = strip.arg("-g").arg(inside(&root, stripped)).status();
     }
     let init = root.join("init");
-    fs::write(&init, script(tests, filter)).map_err(io("init"))?;
+    fs::write(&init, script(tests, guest, filter)).map_err(io("init"))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).map_err(io("init"))?;
 
     let archive = folder.join(format!("{}.cpio.gz", kernel.name));
@@ -108,7 +107,7 @@ pub(super) fn initramfs(
 }
 
 /// What the guest does.
-fn script(tests: &Path, filter: Option<&str>) -> String {
+fn script(kernel: &Path, guest: &Path, filter: Option<&str>) -> String {
     let mut script = Vec::new();
     let line = |text: &str, script: &mut Vec<u8>| writeln!(script, "{text}").expect("memory can be written");
     for text in [
@@ -118,13 +117,22 @@ fn script(tests: &Path, filter: Option<&str>) -> String {
         "mount -t cgroup2 cgroup /sys/fs/cgroup; mount -t securityfs security /sys/kernel/security",
         "ip link set lo up",
         "uname -r",
+        "export LASTGASP_GUEST=1",
         "cd /tmp",
+        "status=0",
     ] {
         line(text, &mut script);
     }
     let filter = filter.map(|filter| format!(" '{}'", filter.replace('\'', ""))).unwrap_or_default();
-    line(&format!("{} --test-threads=2{filter} 2>&1", tests.display()), &mut script);
-    line(&format!("echo {}$?", super::guest::VERDICT), &mut script);
+    let run = |program: &Path, options: &str| format!("{} {options}{filter} 2>&1 || status=$?", program.display());
+    line("case $stories in", &mut script);
+    line(&format!("kernel) {};;", run(kernel, "--test-threads=2")), &mut script);
+    // Each of these has the machine for itself.
+    line(&format!("machine) {};;", run(guest, "--test-threads=1 --skip lockdown::")), &mut script);
+    let others = "--test-threads=1 --skip clock:: --skip freezer:: --skip oom:: --skip suspend::";
+    line(&format!("lockdown) {};;", run(guest, others)), &mut script);
+    line("*) status=1;;\nesac", &mut script);
+    line(&format!("echo {}$status", super::guest::VERDICT), &mut script);
     line("poweroff -f", &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
@@ -160,9 +168,16 @@ mod tests {
 
     #[test]
     fn the_guest_says_how_its_tests_ended_and_goes() {
-        let script = script(Path::new("/somewhere/kernel"), Some("signal::"));
+        let script = script(Path::new("/somewhere/kernel"), Path::new("/somewhere/guest"), Some("signal::"));
         assert!(script.starts_with("#!/bin/sh\n"));
-        assert!(script.contains("/somewhere/kernel --test-threads=2 'signal::' 2>&1\n"), "{script}");
+        assert!(
+            script.contains("\nkernel) /somewhere/kernel --test-threads=2 'signal::' 2>&1 || status=$?;;\n"),
+            "{script}"
+        );
+        assert!(
+            script.contains("\nmachine) /somewhere/guest --test-threads=1 --skip lockdown:: 'signal::'"),
+            "{script}"
+        );
         assert!(script.ends_with("poweroff -f\n"));
     }
 }

@@ -1,8 +1,10 @@
 //! The core alone: no runtime, no sockets, no clock.
 
 mod cases;
+mod command;
 mod edges;
 mod kernel;
+mod limits;
 mod properties;
 
 use std::time::Duration;

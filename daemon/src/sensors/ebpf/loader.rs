@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::PathBuf};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{ProgramError, RawTracePoint},
 };
 use caps::Capability;
-use lastgasp_ebpf::{EventKind, ListenerKey, Watched, names::map};
+use lastgasp_ebpf::{EventKind, ListenerKey, Watched, names::map, port_bit};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 
@@ -180,6 +180,8 @@ pub struct Probes {
     _programs: Ebpf,
     watched: HashMap<MapData, u32, Watched>,
     ports: HashMap<MapData, ListenerKey, u32>,
+    port_bits: Array<MapData, u64>,
+    strangers: Array<MapData, u32>,
     dropped: PerCpuArray<MapData, u64>,
     states: Vec<(Probe, ProbeState)>,
     reset_reasons: BTreeMap<u32, String>,
@@ -243,6 +245,8 @@ impl Probes {
         let probes = Self {
             watched,
             ports: take(&mut programs, map::PORTS, HashMap::try_from)?,
+            port_bits: take(&mut programs, map::PORT_BITS, Array::try_from)?,
+            strangers: take(&mut programs, map::STRANGERS, Array::try_from)?,
             dropped: take(&mut programs, map::DROPPED, PerCpuArray::try_from)?,
             _programs: programs,
             states,
@@ -338,8 +342,10 @@ impl Probes {
     ///
     /// There is no room, or no permission.
     pub fn watch_port(&mut self, netns: u32, port: u16, slot: u32) -> Result<(), MapAccess> {
+        let failed = |source| MapAccess { operation: "watch a port", source };
         let key = ListenerKey { netns, port: port.into() };
-        self.ports.insert(key, slot, 0).map_err(|source| MapAccess { operation: "watch a port", source })
+        self.ports.insert(key, slot, 0).map_err(failed)?;
+        self.mark_port(port, true).map_err(failed)
     }
 
     /// Stops watching a port. Unknown ones are no error.
@@ -348,8 +354,31 @@ impl Probes {
     ///
     /// No permission.
     pub fn unwatch_port(&mut self, netns: u32, port: u16) -> Result<(), MapAccess> {
+        let failed = |source| MapAccess { operation: "unwatch a port", source };
         let key = ListenerKey { netns, port: port.into() };
-        absent_is_fine(self.ports.remove(&key)).map_err(|source| MapAccess { operation: "unwatch a port", source })
+        absent_is_fine(self.ports.remove(&key)).map_err(failed)?;
+        let elsewhere = self.ports.keys().filter_map(Result::ok).any(|key| key.port == u32::from(port));
+        self.mark_port(port, elsewhere).map_err(failed)
+    }
+
+    /// Nobody else writes these words.
+    fn mark_port(&mut self, port: u16, watched: bool) -> Result<(), MapError> {
+        let (word, mask) = port_bit(port);
+        let bits = self.port_bits.get(&word, 0)?;
+        self.port_bits.set(word, if watched { bits | mask } else { bits & !mask }, 0)
+    }
+
+    /// Asks to be told when a process that nobody watches runs another program: of the next `count`
+    /// times, not of those after them. Returns how many of the last such request were left.
+    ///
+    /// # Errors
+    ///
+    /// No permission.
+    pub fn tell_strangers(&mut self, count: u16) -> Result<u16, MapAccess> {
+        let failed = |source| MapAccess { operation: "ask for processes that nobody watches", source };
+        let left = self.strangers.get(&0, 0).map_err(failed)?;
+        self.strangers.set(0, u32::from(count), 0).map_err(failed)?;
+        Ok(u16::try_from(left).unwrap_or(u16::MAX))
     }
 
     /// Whether this kernel tells why it sends a TCP reset. Those that do also tell of resets that no

@@ -44,7 +44,6 @@ const NET_INUM: Need = need(global::NET_INUM, "net", &["ns", "inum"], 4);
 
 const SIGINFO_CODE: Need = need(global::SIGINFO_CODE, "kernel_siginfo", &["si_code"], 4);
 const SOCK_FAMILY: Need = need(global::SOCK_FAMILY, "sock", &["__sk_common", "skc_family"], 2);
-const SOCK_STATE: Need = need(global::SOCK_STATE, "sock", &["__sk_common", "skc_state"], 1);
 const SOCK_NUM: Need = need(global::SOCK_NUM, "sock", &["__sk_common", "skc_num"], 2);
 const SOCK_DPORT: Need = need(global::SOCK_DPORT, "sock", &["__sk_common", "skc_dport"], 2);
 const SOCK_DADDR: Need = need(global::SOCK_DADDR, "sock", &["__sk_common", "skc_daddr"], 4);
@@ -123,8 +122,8 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
         }
         Probe::Exit => &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGNAL_LIVE],
         Probe::SignalDeliver => &[TASK_SIGNAL, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
-        Probe::Fork | Probe::Rename => &[TASK_TGID],
-        Probe::Exec => &[],
+        Probe::Fork => &[TASK_TGID],
+        Probe::Exec | Probe::Rename => &[],
         Probe::MarkVictim => &[TASK_TGID, TASK_PID],
         Probe::ListenerClosed => &[TASK_FLAGS, INET_SPORT, SOCK_NET, NET_INUM],
         Probe::SignalGenerate => &[TASK_TGID, TASK_SIGNAL, SIGNAL_FLAGS, SIGINFO_CODE],
@@ -133,7 +132,6 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
             SOCK_NET,
             NET_INUM,
             SOCK_FAMILY,
-            SOCK_STATE,
             SOCK_NUM,
             SOCK_DPORT,
             SOCK_DADDR,
@@ -145,7 +143,7 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
             DEV_NET,
         ],
         Probe::TcpResetReceived => {
-            &[INET_SPORT, SOCK_NET, NET_INUM, SOCK_FAMILY, SOCK_STATE, SOCK_NUM, SOCK_DPORT, SOCK_DADDR, SOCK_V6_DADDR]
+            &[INET_SPORT, SOCK_NET, NET_INUM, SOCK_FAMILY, SOCK_NUM, SOCK_DPORT, SOCK_DADDR, SOCK_V6_DADDR]
         }
     }
 }
@@ -214,6 +212,9 @@ fn offset(btf: &Btf, need: &Need) -> Result<u32, OffReason> {
 }
 
 #[cfg(test)]
+mod recorded;
+
+#[cfg(test)]
 mod tests {
     use super::{super::btf::synthetic::Builder, *};
 
@@ -277,7 +278,6 @@ mod tests {
             let common = [
                 ("skc_net", net, 8),
                 ("skc_family", short, 16),
-                ("skc_state", byte, 18),
                 ("skc_num", short, 20),
                 ("skc_dport", short, 22),
                 ("skc_daddr", int, 24),
@@ -352,7 +352,7 @@ mod tests {
         let plan = Kernel { task_fields, ..kernel }.plan();
         let detail = "struct task_struct has no field tgid in this kernel".to_owned();
         let off = Err(OffReason::NoField { detail });
-        for probe in [Probe::Fork, Probe::Rename, Probe::MarkVictim, Probe::SignalGenerate] {
+        for probe in [Probe::Fork, Probe::MarkVictim, Probe::SignalGenerate] {
             assert_eq!(*state(&plan, probe), off, "{probe}");
         }
         for probe in [Probe::Exit, Probe::SignalDeliver, Probe::Exec, Probe::ListenerClosed, Probe::TcpResetSent] {

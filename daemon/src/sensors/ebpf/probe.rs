@@ -91,7 +91,10 @@ impl Probe {
                 "a fatal signal is seen at the exit it leads to: after the core dump, if there is one"
             }
             Self::Fork => "new processes of an engine are found by a scan, within seconds",
-            Self::Exec => "a program that runs in an engine's place, or under another title, goes unseen",
+            Self::Exec => {
+                "a program that runs in an engine's place, or under another title, goes unseen; a worker that declares \
+                 itself is found by the next look at all processes"
+            }
             Self::Rename => "a critical process that titles itself late is found by a scan, within seconds",
             Self::MarkVictim => "an OOM kill looks like any other SIGKILL",
             Self::ListenerClosed => "a listener that closes is seen by the next health check",

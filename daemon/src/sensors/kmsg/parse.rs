@@ -1,6 +1,7 @@
 //! One record of the kernel's log.
 
 use crate::core::GpuPolicy;
+use crate::sensors::gpus::PciAddress;
 
 use super::xids;
 
@@ -45,6 +46,8 @@ pub enum Fact {
         policy: GpuPolicy,
         /// The process, if the record names it. In the initial PID namespace.
         pid: Option<u32>,
+        /// The GPU, if the record names it.
+        gpu: Option<PciAddress>,
     },
     /// The OOM killer chose a task.
     OomKill {
@@ -70,16 +73,18 @@ pub fn parse(record: &str, facilities: Facilities) -> Option<Fact> {
 }
 
 /// `NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`
-/// `pid='<unknown>'` where the driver does not know, and no pid at all from old drivers.
+/// `pid='<unknown>'` or `pid=0` where the driver does not know, and no pid at all from old drivers;
+/// `PCI:0000:3b:00 GPU-I:05` for a slice of a GPU.
 fn nvidia(text: &str) -> Option<Fact> {
     let (device, rest) = text.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
     let mut fields = rest.split(", ");
     let xid: u32 = fields.next()?.trim().parse().ok()?;
     // The pid comes before the name, which its process chose.
-    let pid = fields.next().and_then(|field| field.trim().strip_prefix("pid=")?.parse().ok());
+    let pid = fields.next().and_then(|field| field.trim().strip_prefix("pid=")?.parse().ok()).filter(|pid| *pid != 0);
+    let gpu = device.strip_prefix("PCI:").and_then(|address| PciAddress::parse(address.split(' ').next()?));
     let title = xids::title(xid);
     let title = if title.is_empty() { String::new() } else { format!(" ({title})") };
-    Some(Fact::GpuFault { fault: format!("xid {xid}{title} {device}"), policy: xids::policy(xid), pid })
+    Some(Fact::GpuFault { fault: format!("xid {xid}{title} {device}"), policy: xids::policy(xid), pid, gpu })
 }
 
 /// `amdgpu 0000:03:00.0: amdgpu: GPU reset begin!`, and the lines that name a process:
@@ -89,7 +94,8 @@ fn amd(text: &str) -> Option<Fact> {
     if !text.contains("amdgpu") {
         return None;
     }
-    let fault = |fault: &str, pid| Fact::GpuFault { fault: fault.to_owned(), policy: GpuPolicy::Probe, pid };
+    let gpu = text.split_once("amdgpu ").and_then(|(_, rest)| PciAddress::parse(rest.split(": ").next()?));
+    let fault = |fault: &str, pid| Fact::GpuFault { fault: fault.to_owned(), policy: GpuPolicy::Probe, pid, gpu };
     if text.contains("GPU reset begin") {
         return Some(fault("amdgpu reset", None));
     }
@@ -128,9 +134,29 @@ mod tests {
 
     fn gpu(text: &str) -> (String, GpuPolicy, Option<u32>) {
         match kernel(text) {
-            Some(Fact::GpuFault { fault, policy, pid }) => (fault, policy, pid),
+            Some(Fact::GpuFault { fault, policy, pid, .. }) => (fault, policy, pid),
             other => panic!("{text}: {other:?}"),
         }
+    }
+
+    fn device(text: &str) -> Option<String> {
+        match kernel(text) {
+            Some(Fact::GpuFault { gpu, .. }) => gpu.map(|gpu| gpu.to_string()),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_gpu_is_read_where_a_record_names_it() {
+        let fallen = "79, GPU has fallen off the bus.";
+        assert_eq!(device(&format!("NVRM: Xid (PCI:0000:3B:00): {fallen}")).as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(device(&format!("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): {fallen}")).as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(device(&format!("NVRM: Xid (0000:3b:00): {fallen}")), None);
+        let amd = "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!";
+        assert_eq!(device(amd).as_deref(), Some("0000:03:00.0"));
+        let nameless =
+            "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* Process information: process python3 pid 1234 thread x";
+        assert_eq!(device(nameless), None);
     }
 
     #[test]
@@ -149,6 +175,7 @@ mod tests {
             "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error",
             "NVRM: Xid (PCI:0000:3b:00): 48, An uncorrectable double bit error, pid=5",
             "NVRM: Xid (PCI:0000:3b:00): 48",
+            "NVRM: Xid (PCI:0000:3b:00): 48, pid=0, name=, An uncorrectable double bit error",
         ] {
             assert_eq!((gpu(line).1, gpu(line).2), (GpuPolicy::Lost, None), "{line}");
         }

@@ -9,6 +9,7 @@
 //! Looking costs little because most of it is left out: a process is looked at when its pid is new
 //! and for a few turns more, since between fork and exec it still shows its parent's environment;
 //! later only every [`ROUND`]th turn, should it have called exec or its pid have been given away.
+//! Where the kernel tells of an exec, that process is looked at between two turns.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -152,7 +153,13 @@ impl Scanner {
     pub fn look(&mut self, ours: &HashSet<ProcessId>) -> io::Result<Vec<Claim>> {
         self.turn = self.turn.wrapping_add(1);
         for tgid in super::all()? {
-            self.look_at(tgid);
+            if let Some(known) = self.known.get_mut(&tgid) {
+                known.turn = self.turn;
+                if known.looks >= YOUNG && tgid % ROUND != self.turn % ROUND {
+                    continue;
+                }
+            }
+            self.look_into(tgid);
         }
         let Self { known, carriers, hidden, turn, .. } = self;
         known.retain(|_, known| known.turn == *turn);
@@ -161,13 +168,19 @@ impl Scanner {
         Ok(self.claims(ours))
     }
 
-    fn look_at(&mut self, tgid: u32) {
-        if let Some(known) = self.known.get_mut(&tgid) {
-            known.turn = self.turn;
-            if known.looks >= YOUNG && tgid % ROUND != self.turn % ROUND {
-                return;
-            }
+    /// Between two turns, at processes that have called exec. Nothing, if none of them carries the
+    /// variable.
+    pub fn look_at(&mut self, executed: &[u32], ours: &HashSet<ProcessId>) -> Vec<Claim> {
+        for tgid in executed {
+            // Whatever was there is of another program.
+            self.known.remove(tgid);
+            self.look_into(*tgid);
         }
+        let carries = self.carriers.keys().any(|carrier| executed.contains(&carrier.tgid));
+        if carries { self.claims(ours) } else { Vec::new() }
+    }
+
+    fn look_into(&mut self, tgid: u32) {
         let Some(stat) = super::stat(tgid) else { return };
         let id = super::id_of(tgid, &stat);
         let image = Image { stack: stat.startstack, environment: stat.env_start };
@@ -343,8 +356,10 @@ mod tests {
             enabled: true,
             uids: vec![nix::unistd::geteuid().as_raw()],
             cgroups: Vec::new(),
+            scan_interval: std::time::Duration::from_secs(1),
             on_lost: config::OnLost::None,
             reap_grace: std::time::Duration::ZERO,
+            sever: false,
         }
     }
 
@@ -456,8 +471,10 @@ mod tests {
         let (holder, id) = shell(&[], Some(listener.into()), &script);
         let mut scanner = Scanner::new(everybody());
         // Old enough to be looked at now and then only.
+        let mut told = Scanner::new(everybody());
         for _ in 0..=YOUNG {
             assert!(claims(&mut scanner, &name, &[]).is_empty());
+            assert!(claims(&mut told, &name, &[]).is_empty());
         }
         nix::unistd::write(&writer, b"go\n").unwrap();
         while super::super::comm(id.tgid).unwrap() != "sleep" {
@@ -465,6 +482,9 @@ mod tests {
         }
         let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
         assert!(found, "within a round");
+        let at_once = told.look_at(&[id.tgid], &HashSet::new());
+        assert!(at_once.iter().any(|claim| claim.info.id == id), "if its exec is told");
+        assert!(told.look_at(&[std::process::id()], &HashSet::new()).is_empty(), "another one's exec");
         end(holder);
     }
 

@@ -1,5 +1,6 @@
 //! Who listens on a TCP port, from `/proc/PID/net/tcp` and `tcp6` (proc(5)).
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, BufRead as _};
 
@@ -87,18 +88,21 @@ impl<'a> Socket<'a> {
 
 /// Whether one of the process's descriptors is one of these sockets.
 pub(super) fn holds(tgid: u32, inodes: &[u64]) -> io::Result<bool> {
-    if inodes.is_empty() {
-        return Ok(false);
-    }
-    for entry in fs::read_dir(format!("/proc/{tgid}/fd"))? {
-        // Descriptors close while we read.
-        let Ok(target) = entry.and_then(|entry| fs::read_link(entry.path())) else { continue };
-        let inode = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-        if inode.is_some_and(|inode: u64| inodes.contains(&inode)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(!inodes.is_empty() && descriptors(tgid)?.any(|inode| inodes.contains(&inode)))
+}
+
+/// Inode numbers of all sockets that the process has descriptors of.
+///
+/// # Errors
+/// Not found: no such process. Permission denied: another user's, without `CAP_SYS_PTRACE`.
+pub fn socket_inodes(tgid: u32) -> io::Result<HashSet<u64>> {
+    Ok(descriptors(tgid)?.collect())
+}
+
+fn descriptors(tgid: u32) -> io::Result<impl Iterator<Item = u64>> {
+    // Descriptors close while we read.
+    let links = fs::read_dir(format!("/proc/{tgid}/fd"))?.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    Ok(links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,78 @@
+//! What is wrong with NATS at present: told in the log when it begins and ends, and in status and
+//! metrics for as long as it lasts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lastgasp_protocol::kv::Fault;
+
+/// What is worse while workers cannot be listed or withdrawn.
+pub const NOTHING_WRITTEN: &str = "nothing is listed or withdrawn; what is decided meanwhile is made up for";
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// Of which kind.
+    pub fault: Fault,
+    /// What NATS says.
+    pub detail: String,
+    /// What is worse for it.
+    pub cost: &'static str,
+}
+
+/// All that is wrong, by what it was met at, as `connection` or `bucket lastgasp_workers`. Cloning
+/// is cheap.
+#[derive(Debug, Clone, Default)]
+pub struct Standing {
+    troubles: Arc<Mutex<BTreeMap<String, Trouble>>>,
+}
+
+impl Standing {
+    /// Something is wrong with `what`. Said in the log once for each kind.
+    pub fn bad(&self, what: &str, fault: Fault, detail: String, cost: &'static str) {
+        let trouble = Trouble { fault, detail, cost };
+        let mut troubles = self.lock();
+        let known = troubles.get(what);
+        if known.is_none_or(|known| known.fault != fault) {
+            let Trouble { fault, detail, cost } = &trouble;
+            tracing::warn!(what, fault = fault.as_str(), detail, cost, fix = fault.fix(), "NATS");
+        } else if known != Some(&trouble) {
+            tracing::debug!(what, fault = fault.as_str(), detail = trouble.detail, "NATS");
+        }
+        troubles.insert(what.to_owned(), trouble);
+    }
+
+    /// Nothing is wrong with `what`, or not any more.
+    pub fn good(&self, what: &str) {
+        if let Some(trouble) = self.lock().remove(what) {
+            tracing::info!(what, was = trouble.fault.as_str(), "NATS: well again");
+        }
+    }
+
+    /// Everything that is wrong now.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<(String, Trouble)> {
+        self.lock().iter().map(|(what, trouble)| (what.clone(), trouble.clone())).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Trouble>> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thing_is_well_or_has_the_trouble_said_last() {
+        let standing = Standing::default();
+        standing.bad("connection", Fault::Unreachable, "IO error".into(), NOTHING_WRITTEN);
+        standing.bad("connection", Fault::LoginRefused, "authorization violation".into(), NOTHING_WRITTEN);
+        standing.bad("lease", Fault::NoAnswer, "timed out".into(), "");
+        standing.good("lease");
+        standing.good("never bad");
+        let [(what, trouble)] = &standing.troubles()[..] else { panic!("one is left") };
+        assert_eq!((what.as_str(), trouble.fault), ("connection", Fault::LoginRefused));
+    }
+}

@@ -1,0 +1,48 @@
+//! JetStream has no room left when a worker dies: not even its tombstone can be written.
+
+use async_nats::jetstream::stream;
+use lastgasp_protocol::WorkerState;
+use lastgasp_tests::discovery::Discovery;
+use lastgasp_tests::matrix;
+use lastgasp_tests::nats::{Nats, Options};
+
+use super::stage::Stage;
+
+#[tokio::test]
+async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_file_store: Some(128 * 1024), ..Options::default() };
+    let nats = Nats::start_with(folder.path(), options).await.unwrap();
+    let discovery = Discovery::watch(&nats).await.unwrap();
+    let mut stage = Stage::at(&nats.url()).await;
+    for worker in ["alpha", "beta"] {
+        discovery.listed(worker, WorkerState::Serving).await.unwrap();
+    }
+    let context = nats.jetstream().await.unwrap();
+    let config = stream::Config { name: "others".into(), subjects: vec!["others".into()], ..Default::default() };
+    context.create_stream(config).await.unwrap();
+    // In steps that get smaller, so that no room is left even for a small record.
+    for size in [16 * 1024, 1024, 64, 1] {
+        loop {
+            let written = context.publish("others", vec![0; size].into()).await.unwrap().await;
+            if written.is_err() {
+                break;
+            }
+        }
+    }
+
+    stage.kill("alpha").await;
+    let told = stage.daemon.trouble("store_full").await.unwrap();
+    assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("max_file_store")), "{told}");
+    assert_eq!(discovery.removals("alpha"), 0);
+    context.delete_stream("others").await.unwrap();
+
+    discovery.removed("alpha").await.unwrap();
+    stage.daemon.no_trouble().await.unwrap();
+    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
+    matrix::row(
+        "JetStream's store is full, a worker killed",
+        "the fix is told, the withdrawal waits and is made when there is room, nobody else withdrawn",
+        "store_full in status and metrics, withdrawn once when room was made, the other worker stayed listed",
+    );
+}

@@ -1,0 +1,32 @@
+//! buildah, podman and crun, for the test of the image.
+
+use std::process::Command;
+
+use crate::tools;
+
+const PROGRAMS: [&str; 3] = ["buildah", "podman", "crun"];
+
+/// Installs what is missing, as root. Says why the image cannot be tried, if so.
+pub(crate) fn install() -> Option<&'static str> {
+    if is_there() {
+        return None;
+    }
+    if tools::on_path("apt-get").is_none() {
+        return Some("no buildah, podman or crun, and no apt-get");
+    }
+    let mut update = Command::new("apt-get");
+    update.args(["update", "--quiet"]);
+    let mut install = Command::new("apt-get");
+    install.env("DEBIAN_FRONTEND", "noninteractive");
+    install.args(["install", "--yes", "--quiet", "--no-install-recommends"]).args(PROGRAMS);
+    let installed =
+        tools::step("package lists", &mut update).and_then(|()| tools::step("container tools", &mut install));
+    if let Err(error) = installed {
+        eprintln!("    {error}");
+    }
+    (!is_there()).then_some("buildah, podman and crun cannot be installed")
+}
+
+fn is_there() -> bool {
+    PROGRAMS.iter().all(|program| tools::on_path(program).is_some())
+}
