@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::schema::{SCHEMA, Setting};
 use crate::config::{Config, ConfigError, Override, Problem};
 use crate::doctor::{self, Verdict};
+use crate::effects::nats::{self, NatsError};
 use crate::log;
 use crate::status::client::ClientError;
 use crate::status::render::Style;
@@ -113,6 +114,16 @@ Kernel programs are loaded, attached and let go again; NATS is only read; nothin
 Exit codes: 0 all fine, 1 it works but something is missing, 2 it does not work, 64 wrong command
 line.";
 
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  LASTGASP_NATS_USER=admin LASTGASP_NATS_PASSWORD_FILE=admin.password lastgasp create-buckets
+  lastgasp create-buckets --config admin.toml
+
+A daemon makes what is missing itself if it may. Where it may not, as under the permissions in
+deploy/nats/, this does it, once.
+
+Exit codes: 0 all of it is there, 1 not made, 64 wrong command line, 78 wrong configuration.";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "lastgasp",
@@ -163,6 +174,9 @@ enum Command {
     /// Write the manual pages, for packages
     #[command(after_help = manual::MAN_EXAMPLES, hide = true)]
     Man(ManArgs),
+    /// Make the buckets and the stream of certificates on NATS, where a daemon may not
+    #[command(after_help = CREATE_EXAMPLES)]
+    CreateBuckets(ConfigArgs),
 }
 
 #[derive(Debug, Args)]
@@ -291,6 +305,10 @@ enum CliError {
     NotMeant,
     #[error("{}: {error}; name a folder that can be written", path.display())]
     NotWritten { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Nats(#[from] NatsError),
+    #[error("not made: {0}")]
+    NotMade(async_nats::Error),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -298,7 +316,7 @@ enum CliError {
 impl CliError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::Sidecar(_) => Exit::Config,
+            Self::Config(_) | Self::Sidecar(_) | Self::Nats(NatsError::Login(_)) => Exit::Config,
             Self::Run(error) => error.exit(),
             Self::Client(ClientError::NotThere { .. } | ClientError::Ended(_)) => Exit::Unavailable,
             Self::Client(ClientError::NotAllowed { .. }) => Exit::NotAllowed,
@@ -308,7 +326,12 @@ impl CliError {
             Self::LogFilter { .. } | Self::NobodyToAsk => Exit::Usage,
             // `lastgasp events | head` ends like this.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Clean,
-            Self::Client(_) | Self::Output(_) | Self::NotMeant | Self::NotWritten { .. } => Exit::Failed,
+            Self::Client(_)
+            | Self::Nats(_)
+            | Self::NotMade(_)
+            | Self::Output(_)
+            | Self::NotMeant
+            | Self::NotWritten { .. } => Exit::Failed,
         }
     }
 }
@@ -349,6 +372,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
         Command::CheckConfig(args) => check_config(&args),
+        Command::CreateBuckets(args) => create_buckets(&args),
         Command::Doctor(args) => match examine(&args) {
             Ok(Verdict::Fine | Verdict::Note) => Ok(()),
             Ok(Verdict::Degraded) => return Exit::Failed,
@@ -451,6 +475,21 @@ fn settings_json() -> Vec<serde_json::Value> {
         })
     };
     SCHEMA.iter().map(one).collect()
+}
+
+// === create-buckets ===
+
+/// How long NATS may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn create_buckets(args: &ConfigArgs) -> Result<(), CliError> {
+    let (config, _) = args.load()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = nats::connect_once(&config.nats, &config.node, PATIENCE).await?;
+        nats::create(client, config.replicas).await.map_err(CliError::NotMade)
+    })?;
+    say(&format!("{}: the buckets and the stream of certificates are there\n", config.nats.url))
 }
 
 fn settings_text() -> String {

@@ -14,6 +14,7 @@ use lastgasp_protocol::Sender;
 
 use crate::core::{Addressee, Direction, Evidence, Exit, Kind, Nanos, Process, ProcessId, WorkerId};
 use crate::engines::Names;
+use crate::sensors::proc::printable;
 
 /// Gives a process its role from its parent's names, if they are known, and its own, and with it
 /// the title to call it by. `None`: it may come and go.
@@ -300,7 +301,7 @@ impl Processes {
             EventKind::Fork => {
                 let parent = self.by_tgid.get(&event.parent_tgid)?;
                 let (worker, root) = (parent.worker, parent.root);
-                let title = String::from_utf8_lossy(event.comm()).into();
+                let title = printable(&String::from_utf8_lossy(event.comm())).into();
                 self.by_tgid.insert(id.tgid, Tracked::new(id, worker, root, title));
                 event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
             }
@@ -384,7 +385,11 @@ fn sender(event: &Event) -> Sender {
     let comm = if event.sender_tgid == event.tgid {
         Sender::ITSELF.to_owned()
     } else {
-        String::from_utf8_lossy(event.comm()).into_owned()
+        match printable(&String::from_utf8_lossy(event.comm())) {
+            // Whoever calls itself that is not taken for the process that was ended.
+            name if name == Sender::ITSELF => format!("{name:?}"),
+            name => name,
+        }
     };
     Sender { pid: event.sender_tgid, comm, cgroup: (event.cgroup > ROOT_CGROUP).then_some(event.cgroup) }
 }

@@ -47,6 +47,9 @@ pub enum ContractError {
         /// What the key or subject says.
         outside: String,
     },
+    /// A text has a control character, which would reach logs and terminals.
+    #[error("{0} contains a control character")]
+    Control(&'static str),
     /// A list or text beyond its bound.
     #[error("{field} has {len} entries or bytes, at most {max} are read")]
     OutOfBounds {
@@ -69,6 +72,7 @@ impl ContractError {
             Self::UnknownSchema(_) => "unknown_schema",
             Self::BadName { .. } => "bad_name",
             Self::Misplaced { .. } => "misplaced",
+            Self::Control(_) => "control_character",
             Self::OutOfBounds { .. } => "out_of_bounds",
         }
     }
@@ -97,4 +101,10 @@ pub(crate) const fn at_most(field: &'static str, len: usize, max: usize) -> Resu
         return Err(ContractError::OutOfBounds { field, len, max });
     }
     Ok(())
+}
+
+/// A text of at most [`MAX_TEXT`] bytes that may be shown to people.
+pub(crate) fn printable(field: &'static str, text: &str) -> Result<(), ContractError> {
+    at_most(field, text.len(), MAX_TEXT)?;
+    if text.chars().any(char::is_control) { Err(ContractError::Control(field)) } else { Ok(()) }
 }

@@ -2,8 +2,8 @@
 //! version 1: records in JetStream KV, migration signals, and the answers to them.
 //!
 //! A router author depends on this crate and nothing else of lastgasp. It holds
-//! types, names and bounds; with the feature `nats` also the few ways in which the
-//! buckets are read and written. It must never decide anything: what a death is,
+//! types, names and bounds; with the feature `nats` also how one logs in, and the few
+//! ways in which the buckets are read and written. It must never decide anything: what a death is,
 //! and what a router does about one, is written elsewhere.
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,8 @@ pub mod bounds;
 pub mod certificate;
 #[cfg(feature = "nats")]
 pub mod kv;
+#[cfg(feature = "nats")]
+pub mod login;
 pub mod names;
 pub mod reason;
 pub mod record;
@@ -47,6 +49,19 @@ pub fn worker_key(node: &Name, worker: &Name) -> String {
 #[must_use]
 pub fn migrate_subject(node: &Name) -> String {
     format!("lastgasp.v1.migrate.{}", node.token())
+}
+
+/// Prefix of the subjects on which a node's daemon is answered. Nobody else may listen there, so
+/// that permissions can tell the nodes apart.
+#[must_use]
+pub fn node_inbox(node: &Name) -> String {
+    format!("_INBOX.lastgasp-node.{}", node.token())
+}
+
+/// Prefix of the subjects on which a router is answered.
+#[must_use]
+pub fn router_inbox(router: &Name) -> String {
+    format!("_INBOX.lastgasp-router.{}", router.token())
 }
 
 /// The subject of a worker's death certificates.

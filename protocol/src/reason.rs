@@ -83,6 +83,17 @@ impl std::fmt::Display for CauseKind {
     }
 }
 
+/// A process's own words on their way to a log: what would steer a terminal, or end a line, is
+/// replaced.
+struct Printable<'a>(&'a str);
+
+impl std::fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use std::fmt::Write as _;
+        self.0.chars().try_for_each(|c| f.write_char(if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }))
+    }
+}
+
 /// Who sent a signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
@@ -112,7 +123,7 @@ impl std::fmt::Display for Sender {
         match self {
             Self { pid: 0, .. } => f.write_str("the kernel"),
             Self { comm, .. } if comm == Self::ITSELF => f.write_str(Self::ITSELF),
-            Self { pid, comm, cgroup: _ } => write!(f, "{comm} (pid {pid})"),
+            Self { pid, comm, cgroup: _ } => write!(f, "{} (pid {pid})", Printable(comm)),
         }
     }
 }
@@ -152,7 +163,7 @@ impl std::fmt::Display for Cause {
         let Self { kind, signal, exit_status, process, sender, reason } = self;
         write!(f, "{kind}")?;
         if let Some(process) = process {
-            write!(f, " {process}")?;
+            write!(f, " {}", Printable(process))?;
         }
         if let Some(signal) = signal {
             write!(f, " by signal {signal}")?;
@@ -167,5 +178,18 @@ impl std::fmt::Display for Cause {
             write!(f, ": {reason}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_cannot_write_to_the_terminal_of_whoever_reads_why() {
+        let sender = Sender { pid: 7, comm: "\u{1b}[2J\nroot".to_owned(), cgroup: None };
+        let process = Some("VLLM::\r\u{9b}31m".to_owned());
+        let cause = Cause { process, sender: Some(sender), ..Cause::of(CauseKind::ProcessKilled) };
+        assert!(!cause.to_string().contains(char::is_control), "{cause:?}");
     }
 }

@@ -145,12 +145,14 @@ impl WorkerRecord {
         if own != key {
             return Err(ContractError::Misplaced { field: "node or worker", inside: own, outside: key.to_owned() });
         }
-        bounds::at_most("engine", engine.len(), bounds::MAX_TEXT)?;
-        bounds::at_most("endpoint", endpoint.len(), bounds::MAX_TEXT)?;
-        bounds::at_most("commanded", commanded.as_ref().map_or(0, String::len), bounds::MAX_TEXT)?;
+        bounds::printable("engine", engine)?;
+        bounds::printable("endpoint", endpoint)?;
+        if let Some(commanded) = commanded {
+            bounds::printable("commanded", commanded)?;
+        }
         bounds::at_most("models", models.len(), bounds::MAX_MODELS)?;
         for model in models {
-            bounds::at_most("models", model.len(), bounds::MAX_TEXT)?;
+            bounds::printable("models", model)?;
         }
         bounds::at_most("labels", labels.len(), bounds::MAX_LABELS)?;
         bounds::at_most("processes", processes.len(), bounds::MAX_PROCESSES)?;
@@ -158,7 +160,8 @@ impl WorkerRecord {
             bounds::at_most("processes", process.title.len(), bounds::MAX_TEXT)?;
         }
         for (key, value) in labels {
-            bounds::at_most("labels", key.len().max(value.len()), bounds::MAX_TEXT)?;
+            bounds::printable("labels", key)?;
+            bounds::printable("labels", value)?;
         }
         Ok(record)
     }
@@ -283,6 +286,8 @@ mod tests {
     fn hostile_sizes_are_refused() {
         let long = DESIGN.replace("Qwen/Qwen3-0.6B", &"x".repeat(2000));
         assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", long.as_bytes()).unwrap_err().label(), "out_of_bounds");
+        let escape = DESIGN.replace("Qwen/Qwen3-0.6B", "\\u001b[2J");
+        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", escape.as_bytes()).unwrap_err().label(), "control_character");
         let huge = vec![b' '; bounds::MAX_MESSAGE + 1];
         assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", &huge).unwrap_err().label(), "oversized");
         assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", b"\xff\xfe").unwrap_err().label(), "malformed");

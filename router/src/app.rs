@@ -1,22 +1,20 @@
 //! The parts put together.
 
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::serve::{Listener, ListenerExt};
+use axum::serve::ListenerExt;
 use lastgasp_protocol::Name;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::cli::Args;
+use crate::connections::{self, Limits};
 use crate::proxy::Proxy;
 use crate::tls::TlsListener;
 use crate::workers::Workers;
@@ -51,30 +49,22 @@ async fn serve(args: Args) -> Result<(), String> {
     let (workers, arrivals) = Workers::new();
     let proxy = Proxy::new(workers, config).map_err(|error| format!("HTTP client: {error}"))?;
     tokio::spawn(introspect::run(arrivals, proxy.client.clone()));
-    let settings = nats::Settings {
-        url: args.nats.clone(),
-        credentials: args.nats_credentials.clone(),
-        name,
-        replicas: args.nats_replicas,
-    };
-    let mut following = nats::follow(settings, Arc::clone(&proxy)).await.map_err(|error| format!("--nats {error}"))?;
+    let settings =
+        nats::Settings { url: args.nats.clone(), login: args.login.clone().into(), name, replicas: args.nats_replicas };
+    let mut following = nats::follow(settings, Arc::clone(&proxy)).await.map_err(|error| format!("--nats: {error}"))?;
 
     let (stop, stopped) = watch::channel(false);
     let routes = server::routes(proxy);
+    let limits = Limits { connections: args.max_connections, head: args.request_timeout };
     let serving = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
         Some((cert, key)) => {
             let acceptor = tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?;
             let listener = TlsListener::new(listener, acceptor).map_err(|error| format!("--listen: {error}"))?;
-            answer(listener, routes, stopped)
+            tokio::spawn(connections::serve(listener, routes, limits, stopped))
         }
         None => {
-            let listener = listener.tap_io(|connection| {
-                // A token is smaller than a segment and must not wait for the next one.
-                if let Err(error) = connection.set_nodelay(true) {
-                    warn!(%error, "TCP_NODELAY");
-                }
-            });
-            answer(listener, routes, stopped)
+            let listener = listener.tap_io(|connection| connections::tune(connection));
+            tokio::spawn(connections::serve(listener, routes, limits, stopped))
         }
     };
     info!(%address, migration_limit = args.migration_limit, "listening");
@@ -95,18 +85,6 @@ async fn serve(args: Args) -> Result<(), String> {
     }
     following.stop().await;
     Ok(())
-}
-
-/// Answers requests until told to stop; streams that are under way then go on.
-fn answer<L>(listener: L, routes: Router, mut stopped: watch::Receiver<bool>) -> JoinHandle<io::Result<()>>
-where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
-{
-    let serving = axum::serve(listener, routes).with_graceful_shutdown(async move {
-        _ = stopped.wait_for(|stop| *stop).await;
-    });
-    tokio::spawn(serving.into_future())
 }
 
 async fn asked_to_end() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use lastgasp_protocol::Name;
+use lastgasp_protocol::login::Login;
 
 use crate::config::Config;
 
@@ -22,17 +23,21 @@ use crate::config::Config;
   # Let a stream be moved up to three times, and refuse moves that cannot be exact.
   lastgasp-router --nats nats://127.0.0.1:4222 --listen :8080 --migration-limit 3 --strict
 
+  # Log in with a password and a client certificate.
+  lastgasp-router --nats tls://nats:4222 --nats-user router --nats-password-file /run/secrets/nats \
+    --nats-tls-ca ca.pem --nats-tls-cert router.pem --nats-tls-key router-key.pem
+
 Exit codes: 0 after SIGTERM or SIGINT, 64 for a wrong command line, 78 for a file or an address
 that cannot be used, 1 otherwise."
 )]
 pub struct Args {
-    /// NATS server; several with commas. Credentials may stand in the URL.
+    /// NATS server; several with commas. Credentials do not stand in it, but in files.
     #[arg(long, value_name = "URL", env = "LASTGASP_NATS_URL", default_value = "nats://127.0.0.1:4222")]
     pub nats: String,
 
-    /// NATS credentials file.
-    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_CREDENTIALS")]
-    pub nats_credentials: Option<PathBuf>,
+    /// Who the router is for NATS, and whom it trusts.
+    #[command(flatten)]
+    pub login: LoginArgs,
 
     /// Replicas of buckets that do not exist yet.
     #[arg(long, value_name = "N", env = "LASTGASP_NATS_REPLICAS", default_value_t = 1)]
@@ -75,6 +80,19 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODY", default_value_t = 64 * 1024 * 1024)]
     pub max_body: usize,
 
+    /// How long a client may take to send the head of a request, and again its body, in seconds. An
+    /// idle connection is closed after as long.
+    #[arg(long, value_name = "SECONDS", env = "LASTGASP_REQUEST_TIMEOUT", default_value = "60", value_parser = seconds)]
+    pub request_timeout: Duration,
+
+    /// Requests under way at once; more are refused with status 503.
+    #[arg(long, value_name = "N", env = "LASTGASP_MAX_REQUESTS", default_value_t = 8192)]
+    pub max_requests: usize,
+
+    /// Connections of clients at once; more wait.
+    #[arg(long, value_name = "N", env = "LASTGASP_MAX_CONNECTIONS", default_value_t = 16384)]
+    pub max_connections: usize,
+
     /// File with the keys that clients must send as `Authorization: Bearer KEY`, one a line.
     #[arg(long, value_name = "FILE", env = "LASTGASP_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
@@ -102,6 +120,70 @@ pub struct Args {
     /// How it is logged, on standard error.
     #[arg(long, value_name = "FORMAT", env = "LASTGASP_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
+}
+
+/// Who we are for NATS: at most one of user, token, nkey and credentials.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct LoginArgs {
+    /// NATS user name.
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "LASTGASP_NATS_USER",
+        requires = "nats_password_file",
+        group = "nats_login"
+    )]
+    nats_user: Option<String>,
+
+    /// File with the password and nothing else.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_PASSWORD_FILE", requires = "nats_user")]
+    nats_password_file: Option<PathBuf>,
+
+    /// File with a NATS token and nothing else.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_TOKEN_FILE", group = "nats_login")]
+    nats_token_file: Option<PathBuf>,
+
+    /// File with an nkey seed.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_NKEY_SEED_FILE", group = "nats_login")]
+    nats_nkey_seed_file: Option<PathBuf>,
+
+    /// NATS credentials file, with a JWT and its seed, as `nsc` writes it.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_CREDENTIALS", group = "nats_login")]
+    nats_credentials: Option<PathBuf>,
+
+    /// Refuse a NATS server without TLS.
+    #[arg(long, env = "LASTGASP_NATS_TLS_REQUIRED")]
+    nats_tls_required: bool,
+
+    /// PEM file with the authorities that a NATS server's certificate may come from. Default: the
+    /// system's.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_TLS_CA")]
+    nats_tls_ca: Option<PathBuf>,
+
+    /// PEM file with the client certificate for NATS.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_TLS_CERT", requires = "nats_tls_key")]
+    nats_tls_cert: Option<PathBuf>,
+
+    /// PEM file with the client certificate's key.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_NATS_TLS_KEY", requires = "nats_tls_cert")]
+    nats_tls_key: Option<PathBuf>,
+}
+
+impl From<LoginArgs> for Login {
+    fn from(args: LoginArgs) -> Self {
+        let LoginArgs {
+            nats_user: user,
+            nats_password_file: password_file,
+            nats_token_file: token_file,
+            nats_nkey_seed_file: nkey_seed_file,
+            nats_credentials: creds_file,
+            nats_tls_required: tls_required,
+            nats_tls_ca: tls_ca,
+            nats_tls_cert: tls_cert,
+            nats_tls_key: tls_key,
+        } = args;
+        Self { user, password_file, token_file, creds_file, nkey_seed_file, tls_required, tls_ca, tls_cert, tls_key }
+    }
 }
 
 /// How log lines are written.
@@ -140,6 +222,8 @@ impl Args {
             wait_for_worker: self.wait_for_worker,
             stall_timeout: self.stall_timeout,
             max_body: self.max_body,
+            max_requests: self.max_requests,
+            request_timeout: self.request_timeout,
             api_keys,
         })
     }
@@ -169,6 +253,16 @@ mod tests {
     #[test]
     fn streams_are_not_moved_unless_asked_for() {
         assert_eq!(Args::parse_from(["lastgasp-router"]).config().unwrap().migration_limit, 0);
+    }
+
+    #[test]
+    fn one_login_is_enough() {
+        let parse = |flags: &[&str]| Args::try_parse_from([&["lastgasp-router"], flags].concat());
+        assert!(parse(&["--nats-user", "router", "--nats-password-file", "f"]).is_ok());
+        assert!(parse(&["--nats-user", "router"]).is_err());
+        assert!(parse(&["--nats-token-file", "f", "--nats-credentials", "g"]).is_err());
+        let login = Login::from(parse(&["--nats-nkey-seed-file", "f", "--nats-tls-required"]).unwrap().login);
+        assert_eq!(login, Login { nkey_seed_file: Some("f".into()), tls_required: true, ..Login::default() });
     }
 
     #[test]

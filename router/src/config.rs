@@ -19,6 +19,10 @@ pub struct Config {
     pub stall_timeout: Option<Duration>,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Requests under way at once.
+    pub max_requests: usize,
+    /// How long a client may take to send a request's body.
+    pub request_timeout: Duration,
     /// Keys that are accepted; none means that no key is asked for.
     pub api_keys: Vec<String>,
 }
@@ -33,6 +37,8 @@ impl Default for Config {
             wait_for_worker: Duration::from_secs(10),
             stall_timeout: None,
             max_body: 64 * 1024 * 1024,
+            max_requests: 8192,
+            request_timeout: Duration::from_secs(60),
             api_keys: Vec::new(),
         }
     }

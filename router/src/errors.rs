@@ -1,5 +1,7 @@
 //! Errors as OpenAI's API writes them.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -78,6 +80,30 @@ impl ApiError {
             code: "request_too_large",
             param: None,
             message: format!("The body has more than {limit} bytes, which is this router's --max-body."),
+        }
+    }
+}
+
+impl ApiError {
+    /// As many requests are under way as may be.
+    #[must_use]
+    pub fn full(limit: usize) -> Self {
+        let message = format!("This router has {limit} requests under way, which is its --max-requests.");
+        Self::unavailable("too_many_requests", message)
+    }
+
+    /// The body took too long to come.
+    #[must_use]
+    pub fn too_slow(limit: Duration) -> Self {
+        Self {
+            status: StatusCode::REQUEST_TIMEOUT,
+            kind: "invalid_request_error",
+            code: "request_timeout",
+            param: None,
+            message: format!(
+                "The body did not come within {} s, this router's --request-timeout.",
+                limit.as_secs_f64()
+            ),
         }
     }
 }

@@ -10,6 +10,7 @@
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod connections;
 pub mod continuation;
 pub mod errors;
 pub mod introspect;

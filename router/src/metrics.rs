@@ -27,7 +27,7 @@ pub struct Metrics {
     pub requests: IntCounterVec,
     /// Signals by what was made of each worker they name, or why they were not read.
     pub signals: IntCounterVec,
-    /// Records that were not read, by reason.
+    /// Records and leases that were not read, by reason.
     pub records_refused: IntCounterVec,
     /// 1 for what is wrong with NATS, 0 for what is not, by fault.
     pub nats_faults: IntGaugeVec,
@@ -96,7 +96,7 @@ impl Default for Metrics {
             ),
             records_refused: counter(
                 "lastgasp_router_records_refused_total",
-                "Worker records that were not read",
+                "Worker records and node leases that were not read",
                 &["reason"],
             ),
             nats_faults: gauge("lastgasp_router_nats_faults", "1 for what is wrong with NATS", &["fault"]),

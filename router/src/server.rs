@@ -12,6 +12,7 @@ use axum::routing::{any, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value, json};
 
+use crate::config::Config;
 use crate::continuation::Endpoint;
 use crate::errors::ApiError;
 use crate::proxy::unary::Kind;
@@ -99,8 +100,9 @@ async fn other(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
 
 /// Reads a request; its body as an object, if it is one.
 async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
+    let place = Arc::clone(&proxy.room).try_acquire_owned().map_err(|_| ApiError::full(proxy.config.max_requests))?;
     let (parts, body) = request.into_parts();
-    let body = bounded(body, proxy.config.max_body).await?;
+    let body = bounded(body, &proxy.config).await?;
     let object: Option<Map<String, Value>> = serde_json::from_slice(&body).ok();
     let model = match object.as_ref().and_then(|object| object.get("model")) {
         Some(Value::String(model)) => model.clone(),
@@ -117,14 +119,16 @@ async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<St
     let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
     let path = parts.uri.path_and_query().map_or_else(|| parts.uri.path().to_owned(), ToString::to_string);
     let headers = forwarded(&parts.headers, !proxy.config.api_keys.is_empty());
-    Ok((Inbound { id, path, model, headers, body }, object))
+    Ok((Inbound { id, path, model, headers, body, place: Arc::new(place) }, object))
 }
 
-async fn bounded(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
-        Err(error) => Err(ApiError::invalid(None, format!("The body did not come whole: {error}"))),
+async fn bounded(body: Body, config: &Config) -> Result<Bytes, ApiError> {
+    let Config { max_body, request_timeout, .. } = *config;
+    match tokio::time::timeout(request_timeout, Limited::new(body, max_body).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(max_body)),
+        Ok(Err(error)) => Err(ApiError::invalid(None, format!("The body did not come whole: {error}"))),
+        Err(_) => Err(ApiError::too_slow(request_timeout)),
     }
 }
 

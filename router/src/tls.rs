@@ -16,6 +16,8 @@ use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, rustls};
 use tracing::{debug, warn};
 
+use crate::connections;
+
 /// How long a client may take to shake hands. Slower ones keep nobody else waiting.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes under way at once.
@@ -102,10 +104,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, done: mpsc::Sender
                 continue;
             }
         };
-        // A token is smaller than a segment and must not wait for the next one.
-        if let Err(error) = connection.set_nodelay(true) {
-            warn!(%error, "TCP_NODELAY");
-        }
+        connections::tune(&connection);
         let (acceptor, done) = (acceptor.clone(), done.clone());
         tokio::spawn(async move {
             match tokio::time::timeout(HANDSHAKE, acceptor.accept(connection)).await {

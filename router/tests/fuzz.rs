@@ -1,7 +1,8 @@
 //! The parser and the continuation under damaged input. The corpus is what real engines sent
 //! (`transcripts/`); each run cuts, repeats, swaps and overwrites pieces of it.
 //!
-//! `PROPTEST_CASES=100000 cargo test --test fuzz` searches longer.
+//! `PROPTEST_CASES=100000 cargo test --test fuzz` searches longer. The two targets at the end are of the
+//! engine that all crates share, see `lastgasp-fuzz`.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -178,4 +179,62 @@ proptest! {
         prop_assert_eq!(parser.rest(), b"");
         prop_assert_eq!(ends == 1, done);
     }
+}
+
+fn run<T: std::hash::Hash>(target: &str, words: &[&str], parse: impl Fn(&[u8]) -> T) {
+    let seeds: Vec<Vec<u8>> = match target {
+        "sse" => corpus().iter().map(|(_, _, stream)| stream.clone()).collect(),
+        _ => corpus().iter().map(|(_, body, _)| serde_json::to_vec(body).unwrap()).collect(),
+    };
+    lastgasp_fuzz::run(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus"), target, &seeds, words, parse);
+}
+
+#[test]
+fn a_stream_of_events() {
+    run("sse", &["data:", "data: [DONE]\n\n", "event: x\n", "id: 1\n", "retry: 1\n", ": c\n\n", "\n\n"], |input| {
+        let mut parser = Parser::new();
+        let mut raw = Vec::new();
+        let (mut events, mut data) = (0, 0);
+        for bytes in input.chunks(37) {
+            parser.push(bytes);
+            loop {
+                match parser.next_event() {
+                    Ok(Some(event)) => {
+                        raw.extend_from_slice(&event.raw);
+                        events += 1;
+                        data += usize::from(event.data.is_some());
+                    }
+                    Ok(None) => break,
+                    Err(_) => return None,
+                }
+            }
+        }
+        raw.extend_from_slice(parser.rest());
+        assert_eq!(raw, input);
+        Some((events.min(20), data.min(20)))
+    });
+}
+
+#[test]
+fn a_request() {
+    run(
+        "request",
+        &["\"stream\":true,", "\"prompt\":[1,2],", "\"n\":2,", "\"max_tokens\":-1,", "\"stop\":[\"\"],"],
+        |input| {
+            let Ok(Value::Object(body)) = serde_json::from_slice(input) else { return None };
+            let mut outcomes = Vec::new();
+            for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+                let options = Options { migrate: true, ..Options::default() };
+                let mut stream = Continuation::new(endpoint, body.clone(), options);
+                let target = Target { engine: Engine::Vllm, max_model_len: Some(2048) };
+                let sent = stream.resend(target).map(|outgoing| outgoing.as_it_came).ok();
+                let mut client = Vec::new();
+                let (_, _, answer) = &corpus()[0];
+                let progress = stream.feed(&answer[..answer.len() / 2], &mut client);
+                let moved = progress == Progress::Going && stream.worker_failed(&mut client) == Verdict::Move;
+                outcomes.push((sent, moved, moved && stream.resend(target).is_ok()));
+            }
+            Some(outcomes)
+        },
+    );
 }

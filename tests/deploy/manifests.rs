@@ -154,7 +154,7 @@ fn the_chart_with_everything_on() {
     assert_router(&objects);
     let config = config(&objects);
     assert_eq!((config.mode, config.replicas), (Mode::Enforce, 3));
-    assert_eq!(config.nats.creds_file.as_deref(), Some(Path::new("/etc/lastgasp-nats/daemon.creds")));
+    assert_eq!(config.nats.login.creds_file.as_deref(), Some(Path::new("/etc/lastgasp-nats/daemon.creds")));
     assert_eq!(config.policy.hold_down.as_secs(), 20);
     assert_eq!(config.workers[0].endpoint, "http://10.0.0.1:8000");
     for kind in ["PodMonitor", "ServiceMonitor"] {

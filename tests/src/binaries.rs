@@ -11,6 +11,9 @@ const FOLDER: &str = "LASTGASP_BIN_DIR";
 /// Names the nats-server to use.
 const NATS_SERVER: &str = "LASTGASP_NATS_SERVER";
 
+/// Names a nats-server of a version that is too old.
+const OLD_NATS_SERVER: &str = "LASTGASP_OLD_NATS_SERVER";
+
 /// A binary of this workspace: beside the running executable in `target/<profile>/`.
 ///
 /// # Errors
@@ -48,6 +51,17 @@ pub fn nats_server() -> Result<PathBuf, HarnessError> {
     });
     let tools = profile_folder()?.with_file_name("tools").join("nats-server");
     on_path.into_iter().chain([tools]).find(|server| server.is_file()).ok_or(HarnessError::NoNatsServer)
+}
+
+/// A nats-server 2.10: of the environment, or `target/tools/`.
+///
+/// # Errors
+///
+/// There is none; the error says how to get one.
+pub fn old_nats_server() -> Result<PathBuf, HarnessError> {
+    let tools = profile_folder()?.with_file_name("tools").join("nats-server-2.10");
+    let server = env::var_os(OLD_NATS_SERVER).map_or(tools, PathBuf::from);
+    if server.is_file() { Ok(server) } else { Err(HarnessError::NoOldNatsServer) }
 }
 
 /// `target/<profile>`. Tests run from `target/<profile>/deps`.

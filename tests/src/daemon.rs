@@ -57,12 +57,8 @@ struct DeclareConfig {
 #[derive(Clone, Debug, Serialize)]
 struct NatsConfig {
     url: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    replicas: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    password_file: Option<PathBuf>,
+    #[serde(flatten)]
+    login: toml::Table,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -134,9 +130,12 @@ impl DaemonConfig {
             node: node.to_owned(),
             mode: "enforce",
             priority: "normal",
-            nats: NatsConfig { url: nats_url.to_owned(), replicas: None, user: None, password_file: None },
+            nats: NatsConfig { url: nats_url.to_owned(), login: toml::Table::new() },
             ebpf: EbpfConfig { enabled: ebpf, btf: None, ring_bytes: None },
-            status: StatusConfig { socket: folder.join(format!("{node}.sock")), listen: "127.0.0.1:0".to_owned() },
+            status: StatusConfig {
+                socket: folder.join(format!("{}.sock", stem(node))),
+                listen: "127.0.0.1:0".to_owned(),
+            },
             policy: PolicyConfig::default(),
             declare: None,
             worker: Vec::new(),
@@ -166,17 +165,10 @@ impl DaemonConfig {
         self
     }
 
-    /// With so many replicas of each bucket.
+    /// With one more setting of `[nats]`, as `user`.
     #[must_use]
-    pub const fn with_replicas(mut self, replicas: usize) -> Self {
-        self.nats.replicas = Some(replicas);
-        self
-    }
-
-    /// Logs in to NATS as this user, with the password in this file.
-    #[must_use]
-    pub fn with_login(mut self, user: &'static str, password_file: &Path) -> Self {
-        (self.nats.user, self.nats.password_file) = (Some(user), Some(password_file.to_owned()));
+    pub fn with_nats(mut self, setting: &str, value: impl Into<toml::Value>) -> Self {
+        self.nats.login.insert(setting.to_owned(), value.into());
         self
     }
 
@@ -211,7 +203,7 @@ impl DaemonConfig {
     ///
     /// The folder cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, HarnessError> {
-        let path = folder.join(format!("{}.toml", self.node));
+        let path = folder.join(format!("{}.toml", stem(&self.node)));
         let text = toml::to_string(self).map_err(|error| HarnessError::GaveUp(error.to_string()))?;
         std::fs::write(&path, text).map_err(|source| HarnessError::Io { what: path.display().to_string(), source })?;
         Ok(path)
@@ -279,6 +271,11 @@ impl DaemonConfig {
     }
 }
 
+/// A node's name as part of a file's; a sidecar's is `<node>/<pod>`.
+fn stem(node: &str) -> String {
+    node.replace('/', "-")
+}
+
 /// What the daemon says when its sensors are attached.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DaemonReady {
@@ -326,11 +323,11 @@ impl Daemon {
     /// As for [`Self::start`].
     pub async fn start_by(mut command: Command, config: &DaemonConfig, folder: &Path) -> Result<Self, HarnessError> {
         let path = config.write(folder)?;
-        let ready_file = folder.join(format!("{}.ready.json", config.node));
+        let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
-        let mut process = Process::spawn(&format!("lastgasp-{}", config.node), command, folder)?;
+        let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })
     }
@@ -360,6 +357,18 @@ impl Daemon {
             let said = String::from_utf8_lossy(&output.stderr);
             HarnessError::GaveUp(format!("`lastgasp status --json`: {error}; it said: {said}"))
         })
+    }
+
+    /// What a command of the daemon's prints for people, as `status`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn says(&self, command: &str) -> Result<String, HarnessError> {
+        let mut asking = Command::new(binaries::find("lastgasp")?);
+        let output = asking.args([command, "--socket"]).arg(&self.ready.socket).output().await;
+        let output = output.map_err(|source| HarnessError::Io { what: command.to_owned(), source })?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Waits for an event that `wanted` holds for, among those that were and those that come.

@@ -19,6 +19,12 @@ pub enum HarnessError {
          demo` fetches one, or name one in LASTGASP_NATS_SERVER"
     )]
     NoNatsServer,
+    /// There is no nats-server that is too old.
+    #[error(
+        "there is no nats-server 2.10 in target/tools; `cargo xtask test` fetches one, or name one in \
+         LASTGASP_OLD_NATS_SERVER"
+    )]
+    NoOldNatsServer,
     /// A program ended that should have served.
     #[error("{name} ended ({status}); it said:\n{log}")]
     Ended {

@@ -28,11 +28,27 @@ pub struct Options {
     pub namespace: Option<(String, Ipv4Addr)>,
     /// Its own name, its cluster port, and those of all servers of the cluster.
     pub cluster: Option<(String, u16, Vec<u16>)>,
+    /// A configuration of the story's own; none of the above but `program` counts then.
+    pub config: Option<PathBuf>,
+    /// More arguments.
+    pub arguments: Vec<String>,
+    /// Variables, as for a configuration.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { jetstream: true, max_file_store: None, login: None, program: None, namespace: None, cluster: None }
+        Self {
+            jetstream: true,
+            max_file_store: None,
+            login: None,
+            program: None,
+            namespace: None,
+            cluster: None,
+            config: None,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+        }
     }
 }
 
@@ -78,6 +94,11 @@ impl Nats {
     /// `nats://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
+    }
+
+    /// The last lines of its log.
+    pub fn log_tail(&self) -> String {
+        self.process.as_ref().map(Process::log_tail).unwrap_or_default()
     }
 
     /// A client of it.
@@ -161,9 +182,6 @@ impl Nats {
             Some(program) => program.clone(),
             None => binaries::nats_server()?,
         };
-        let config = self.folder.join("nats-server.conf");
-        std::fs::write(&config, self.config())
-            .map_err(|source| HarnessError::Io { what: config.display().to_string(), source })?;
         let mut command = match &self.options.namespace {
             None => Command::new(program),
             Some((namespace, _)) => {
@@ -172,13 +190,26 @@ impl Nats {
                 command
             }
         };
-        command.arg("--config").arg(config);
+        let Options { config, arguments, environment, .. } = &self.options;
+        match config {
+            Some(config) => {
+                command.arg("--config").arg(config).arg("--jetstream").arg("--store_dir").arg(self.store());
+                command.args(["--addr", "127.0.0.1", "--port", &self.address.port().to_string()]);
+            }
+            None => {
+                let config = self.folder.join("nats-server.conf");
+                std::fs::write(&config, self.config())
+                    .map_err(|source| HarnessError::Io { what: config.display().to_string(), source })?;
+                command.arg("--config").arg(config);
+            }
+        }
+        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
         self.process = Some(Process::spawn("nats-server", command, &self.folder)?);
         Ok(())
     }
 
     fn config(&self) -> String {
-        let Options { jetstream, max_file_store, login, program: _, namespace: _, cluster } = &self.options;
+        let Options { jetstream, max_file_store, login, cluster, .. } = &self.options;
         let mut text = format!("listen: \"{}\"\n", self.address);
         if *jetstream {
             let room = max_file_store.map(|bytes| format!("max_file_store: {bytes}")).unwrap_or_default();

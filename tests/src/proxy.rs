@@ -1,4 +1,4 @@
-//! A TCP proxy between a client and a nats-server, for what a network does to both.
+//! A TCP proxy between a client and a server, for what a network does to both.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +32,8 @@ struct Shared {
     weather: watch::Sender<Weather>,
     /// Counts how often all connections were cut.
     cuts: watch::Sender<u64>,
+    /// Counts how often all connections were stranded.
+    strands: watch::Sender<u64>,
     /// When a client sends this text, its answer is swallowed: the weather becomes [`Weather::Deaf`].
     trap: Mutex<Option<Vec<u8>>>,
     sprung: watch::Sender<bool>,
@@ -59,12 +61,18 @@ impl Proxy {
         let shared = Arc::new(Shared {
             weather: watch::Sender::default(),
             cuts: watch::Sender::default(),
+            strands: watch::Sender::default(),
             trap: Mutex::default(),
             sprung: watch::Sender::default(),
             accepted: AtomicUsize::new(0),
         });
         let task = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
         Ok(Self { address, shared, task })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// `nats://127.0.0.1:PORT`.
@@ -80,6 +88,12 @@ impl Proxy {
     /// Closes all connections. New ones are accepted.
     pub fn cut(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Nothing passes any more over the connections that there are, not even their end. New ones are
+    /// as the weather is.
+    pub fn strand(&self) {
+        self.shared.strands.send_modify(|strands| *strands += 1);
     }
 
     /// Swallows the answer to whatever contains `text` from the client, and all that comes after it.
@@ -131,21 +145,23 @@ async fn hold(client: TcpStream, mut weather: watch::Receiver<Weather>) {
     drop(client);
 }
 
-async fn carry(from: OwnedReadHalf, to: OwnedWriteHalf, shared: Arc<Shared>, upward: bool) {
-    let mut cuts = shared.cuts.subscribe();
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: Arc<Shared>, upward: bool) {
+    let (mut cuts, mut strands) = (shared.cuts.subscribe(), shared.strands.subscribe());
     tokio::select! {
-        () = pass(from, to, &shared, upward) => {}
+        () = pass(&mut from, &mut to, &shared, upward) => {}
         _ = cuts.changed() => {}
+        _ = strands.changed() => drop(cuts.changed().await),
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, upward: bool) {
+async fn pass(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &Shared, upward: bool) {
     let mut weather = shared.weather.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     // The end of what has passed, in which a text may begin.
     let mut tail = Vec::new();
     loop {
-        let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
+        // An end passes, or does not, as bytes do.
+        let length = from.read(&mut buffer).await.unwrap_or(0);
         if upward {
             tail.extend_from_slice(&buffer[..length]);
             spring(shared, &tail);
@@ -161,7 +177,8 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
             Weather::Still => false,
             Weather::Deaf => upward,
         };
-        if weather.wait_for(passes).await.is_err() || to.write_all(&buffer[..length]).await.is_err() {
+        let passed = weather.wait_for(passes).await.is_ok();
+        if !passed || length == 0 || to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }

@@ -151,7 +151,16 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     let elsewhere = node.container("elsewhere", &["--net"], &["sleep", "1000"], &variables).await;
     node.refused("elsewhere", "endpoint_elsewhere").await;
 
-    drop((impostor, squatter, stranger, elsewhere));
+    // The same port in a network namespace of its own, which it opens and closes.
+    let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
+    let (port, grpc_port) = (honest.port.to_string(), honest.grpc_port.to_string());
+    let program = [engine.to_str().unwrap(), "--host", "0.0.0.0", "--port", &port, "--grpc-port", &grpc_port];
+    let variables = [("LASTGASP_WORKER", "twin"), ("LASTGASP_ENDPOINT", honest.endpoint.as_str())];
+    let twin = node.container("twin", &["--net"], &program, &variables).await;
+    node.refused("twin", "endpoint_elsewhere").await;
+    listens_in_its_namespace(&twin, honest.port).await;
+
+    drop((impostor, squatter, stranger, elsewhere, twin));
     // What was heard of their deaths was heard before this one was found.
     let omega = Declaration::new(node.uid, "omega").unwrap();
     let _omega = node.engine("omega", &omega, &[]).await;
@@ -159,13 +168,45 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     let history = node.discovery.history("alpha");
     assert_eq!(history.len(), 1, "{history:#?}");
     assert_eq!(history[0].record.as_ref().map(|record| &record.incarnation), Some(&record.incarnation));
-    for name in ["impostor", "squatter", "stranger", "elsewhere"] {
+    for name in ["impostor", "squatter", "stranger", "elsewhere", "twin"] {
         assert!(node.discovery.history(name).is_empty(), "{name}");
     }
     let metrics = node.daemon.metrics().await.unwrap();
     for reason in ["name_taken", "endpoint_taken", "not_allowed", "endpoint_elsewhere"] {
         assert!(metrics.contains(&format!(r#"lastgasp_declarations_total{{outcome="{reason}"}}"#)), "{metrics}");
     }
+}
+
+/// Waits until something listens on the port in the network namespace of a container's init.
+async fn listens_in_its_namespace(container: &Process, port: u16) {
+    let pid = container.identity.pid;
+    let init = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let table = format!("/proc/{}/net/tcp", init.trim());
+    let deadline = std::time::Instant::now() + GIVE_UP;
+    let listening = |line: &str| lastgasp::sensors::proc::listeners::listener(line).is_some_and(|(on, _)| on == port);
+    while !std::fs::read_to_string(&table).unwrap().lines().any(listening) {
+        assert!(std::time::Instant::now() < deadline, "it does not listen: {}", container.log_tail());
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn its_words_reach_no_terminal_and_no_folder() {
+    let node = Node::new("off").await;
+    let variables = [
+        ("LASTGASP_WORKER", "../../\u{1b}]0;owned\u{7}\nroot"),
+        ("LASTGASP_ENDPOINT", "http://\u{1b}[2J/../../etc/passwd"),
+        ("LASTGASP_MODELS", "\u{9b}31m"),
+    ];
+    let hostile = node.container("hostile", &[], &["sleep", "1000"], &variables).await;
+    node.refused("../../\u{fffd}]0;owned\u{fffd}\u{fffd}root", "malformed").await;
+    let said = [node.daemon.says("events").await.unwrap(), node.daemon.says("status").await.unwrap()];
+    for text in said.iter().chain([&node.daemon.process.log_tail()]) {
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(!text.lines().any(|line| line.starts_with("root")), "{text:?}");
+    }
+    assert!(said[0].contains("owned"), "it was told of: {}", said[0]);
+    drop(hostile);
 }
 
 /// The init of a container is its worker from the start, minutes before it listens; what is

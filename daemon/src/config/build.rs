@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Uri;
+use lastgasp_protocol::login::Login;
 use lastgasp_protocol::{Name, Writer, bounds};
 
 use super::error::Problem;
@@ -100,18 +101,18 @@ fn nats(settings: &mut Settings) -> NatsConfig {
         );
     }
     let path = |path| settings.text(path).map(PathBuf::from);
-    NatsConfig {
-        url: text(settings, "nats.url"),
+    let login = Login {
         user: settings.text("nats.user"),
         password_file: path("nats.password_file"),
         token_file: path("nats.token_file"),
         creds_file: path("nats.creds_file"),
         nkey_seed_file: path("nats.nkey_seed_file"),
+        tls_required: settings.flag("nats.tls_required"),
         tls_ca: path("nats.tls_ca"),
         tls_cert: path("nats.tls_cert"),
         tls_key: path("nats.tls_key"),
-        tls_required: settings.flag("nats.tls_required"),
-    }
+    };
+    NatsConfig { url: text(settings, "nats.url"), login }
 }
 
 fn status(settings: &mut Settings) -> StatusConfig {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lastgasp_protocol::login::Login;
 use lastgasp_protocol::{Name, Writer};
 
 pub(crate) use self::build::host_name;
@@ -104,24 +105,8 @@ pub struct EbpfConfig {
 pub struct NatsConfig {
     /// One URL, or several separated by commas; without credentials.
     pub url: String,
-    /// User name; then `password_file` is set too.
-    pub user: Option<String>,
-    /// File with the password.
-    pub password_file: Option<PathBuf>,
-    /// File with a token.
-    pub token_file: Option<PathBuf>,
-    /// Credentials file (JWT and seed).
-    pub creds_file: Option<PathBuf>,
-    /// File with an nkey seed.
-    pub nkey_seed_file: Option<PathBuf>,
-    /// PEM file with authorities.
-    pub tls_ca: Option<PathBuf>,
-    /// PEM file with the client certificate; then `tls_key` is set too.
-    pub tls_cert: Option<PathBuf>,
-    /// PEM file with its key.
-    pub tls_key: Option<PathBuf>,
-    /// Refuse a server without TLS.
-    pub tls_required: bool,
+    /// Who we are there, and whom we trust.
+    pub login: Login,
 }
 
 /// Where the daemon answers questions.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use axum::http::Uri;
+use lastgasp_protocol::login;
 use toml::de::DeValue;
 
 use super::error::did_you_mean;
@@ -213,13 +214,14 @@ impl Kind {
             Self::Address => {
                 text.parse::<SocketAddr>().map_err(|_| self.refuse(&format!("{text:?} is not an address")))?;
             }
+            Self::BaseUrl | Self::Url if text.contains('@') => {
+                return Err(self.refuse("holds credentials, which would be published"));
+            }
             Self::BaseUrl | Self::Url => {
                 http_url(text, self == Self::Url).map_err(|wrong| self.refuse(&format!("{text:?} {wrong}")))?;
             }
             Self::NatsUrls => {
-                for url in text.split(',') {
-                    nats_url(url.trim()).map_err(|wrong| self.refuse(&wrong))?;
-                }
+                login::servers(text).map_err(|error| error.to_string())?;
             }
             Self::Path if text.is_empty() => return Err(self.refuse("is empty")),
             _ => {}
@@ -249,10 +251,7 @@ fn http_url(text: &str, with_path: bool) -> Result<(), &'static str> {
         Some("https") => return Err("asks for TLS, which workers on this node are not asked for"),
         _ => return Err("does not begin with http://"),
     }
-    let authority = uri.authority().ok_or("has no host")?;
-    if authority.as_str().contains('@') {
-        return Err("holds credentials, which would be published");
-    }
+    uri.authority().ok_or("has no host")?;
     match uri.port_u16() {
         None => return Err("has no port"),
         Some(0) => return Err("has port 0"),
@@ -262,20 +261,4 @@ fn http_url(text: &str, with_path: bool) -> Result<(), &'static str> {
         return Err("has a path");
     }
     Ok(())
-}
-
-fn nats_url(text: &str) -> Result<(), String> {
-    // async-nats takes `host:port` too; the scheme then is nats.
-    let url = if text.contains("://") { text.to_owned() } else { format!("nats://{text}") };
-    let uri: Uri = url.parse().map_err(|_| format!("{text:?} is not a URL"))?;
-    if !matches!(uri.scheme_str(), Some("nats" | "tls" | "ws" | "wss")) {
-        return Err(format!("{text:?} has another scheme"));
-    }
-    match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => {
-            Err("a URL holds credentials, which logs and status would show; use nats.user with nats.password_file, or nats.token_file".to_owned())
-        }
-        Some(_) => Ok(()),
-        None => Err(format!("{text:?} has no host")),
-    }
 }

@@ -21,15 +21,17 @@ fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> 
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     let url = &config.nats.url;
-    let client = match nats::connect_once(&config.nats, PATIENCE).await {
+    let mut findings = login(config);
+    let client = match nats::connect_once(&config.nats, &config.node, PATIENCE).await {
         Ok(client) => client,
         Err(error) => {
             let detail = format!("{error}; nothing can be listed or withdrawn");
-            return vec![new("server", Verdict::Broken, detail).fix("start it, or correct nats.url and the login")];
+            findings.push(new("server", Verdict::Broken, detail).fix("start it, or correct nats.url and the login"));
+            return findings;
         }
     };
     let has_ttl = client.is_server_compatible(2, 11, 0);
-    let mut findings = vec![server(url, &client.server_info().version, has_ttl)];
+    findings.push(server(url, &client.server_info().version, has_ttl));
     let context = ContextBuilder::new().timeout(PATIENCE).build(client);
     match context.query_account().await {
         Ok(account) => {
@@ -51,6 +53,13 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     }
     findings.push(deaths(&context).await);
     findings
+}
+
+/// What is odd about the files of the login. What is wrong with them ends the connection, and is told
+/// there.
+fn login(config: &Config) -> Vec<Finding> {
+    let warnings = config.nats.login.read().map(|read| read.warnings).unwrap_or_default();
+    warnings.into_iter().map(|warning| new("login", Verdict::Degraded, warning)).collect()
 }
 
 fn server(url: &str, version: &str, has_message_ttl: bool) -> Finding {

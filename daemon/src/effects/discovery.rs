@@ -11,7 +11,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError};
 use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::nats::Link;
@@ -24,6 +24,8 @@ pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
 const RENEWAL: Duration = Duration::from_secs(6 * 3600);
 /// Pauses between tries while the server does not answer.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Shortest time between two writes over what is no record.
+const REPAIR_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after the server refused a write; the same write would be refused again at once.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -127,6 +129,7 @@ pub struct Present {
 #[derive(Debug)]
 pub struct Registrar {
     desired: watch::Sender<Desired>,
+    again: Arc<Notify>,
 }
 
 impl Registrar {
@@ -139,11 +142,13 @@ impl Registrar {
         outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
+        let again = Arc::new(Notify::new());
         let task = Task {
             worker,
             key,
             ledger,
             wanted,
+            again: Arc::clone(&again),
             outcomes,
             known: None,
             written: None,
@@ -151,7 +156,12 @@ impl Registrar {
             last_write: Instant::now(),
         };
         tokio::spawn(task.run());
-        Self { desired }
+        Self { desired, again }
+    }
+
+    /// Something else stands under the key: what is wanted is written once more.
+    pub fn write_again(&self) {
+        self.again.notify_one();
     }
 
     /// Says what is wanted from now on.
@@ -165,6 +175,7 @@ struct Task {
     key: String,
     ledger: Ledger,
     wanted: watch::Receiver<Desired>,
+    again: Arc<Notify>,
     outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
     /// The key as we wrote it last, if nobody has contradicted since.
     known: Option<Known>,
@@ -219,8 +230,14 @@ impl Task {
             }
             let listed = matches!(wanted, Desired::Listed { .. });
             loop {
+                let again = async {
+                    self.again.notified().await;
+                    // Whoever writes there may do so a thousand times a second.
+                    tokio::time::sleep_until(self.last_write + REPAIR_PAUSE).await;
+                };
                 tokio::select! {
                     changed = self.wanted.changed() => if changed.is_err() { return } else { break },
+                    () = again => break,
                     () = tokio::time::sleep_until(self.last_write + RENEWAL), if listed => break,
                     changed = self.ledger.present.changed(), if listed => match changed {
                         Err(_) => return,
@@ -360,7 +377,11 @@ impl Task {
             _ => match bucket.read(&self.key).await {
                 Err(error) => return Tried::Later(error.into()),
                 Ok(entry) => {
-                    let ours = |entry: &Entry| former_listing(entry).is_some_and(|it| it.incarnation == *incarnation);
+                    // A put that is no record is nobody's; a tombstone says what routers should know.
+                    let ours = |entry: &Entry| match former_listing(entry) {
+                        Some(former) => former.incarnation == *incarnation,
+                        None => matches!(entry.value, Value::Put(_)),
+                    };
                     match entry.filter(ours) {
                         Some(entry) if matches!(entry.value, Value::Put(_)) => (entry.revision, entry.payload),
                         rest => {

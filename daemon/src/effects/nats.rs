@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, stream};
 use async_nats::{Client, ConnectOptions, Event};
 use lastgasp_protocol::kv::{Bucket, Fault, OLDEST_SERVER, OpenError, backoff};
+use lastgasp_protocol::login::{LoggedIn, LoginError};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, Name, ROUTERS_BUCKET, WORKERS_BUCKET};
 use tokio::sync::watch;
 
@@ -27,15 +28,10 @@ const DEATHS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Why a connection cannot even be tried.
 #[derive(Debug, thiserror::Error)]
 pub enum NatsError {
-    /// A secret's file cannot be read.
-    #[error("{path}: {source}")]
-    Secret {
-        /// Which file.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// An address or credential that async-nats does not take, or for [`connect_once`] a server that
+    /// A file of the login cannot be used.
+    #[error("nats: {0}")]
+    Login(#[from] LoginError),
+    /// An address that async-nats does not take, or for [`connect_once`] a server that
     /// does not answer.
     #[error("nats.url {url}: {source}")]
     Options {
@@ -90,7 +86,7 @@ pub async fn connect(
     standing: Standing,
 ) -> Result<(Client, watch::Receiver<Link>), NatsError> {
     let (link, state) = watch::channel(Link::Connecting);
-    let options = login(config)?
+    let options = login(config, node)?
         .name(format!("lastgasp {node}"))
         .retry_on_initial_connect()
         .ping_interval(PING_INTERVAL)
@@ -124,8 +120,8 @@ pub async fn connect(
 ///
 /// # Errors
 /// As [`connect`]; or no server answers, or it refuses the login.
-pub async fn connect_once(config: &NatsConfig, patience: Duration) -> Result<Client, NatsError> {
-    dial(config, login(config)?.connection_timeout(patience)).await
+pub async fn connect_once(config: &NatsConfig, node: &Name, patience: Duration) -> Result<Client, NatsError> {
+    dial(config, login(config, node)?.connection_timeout(patience)).await
 }
 
 async fn dial(config: &NatsConfig, options: ConnectOptions) -> Result<Client, NatsError> {
@@ -136,33 +132,12 @@ async fn dial(config: &NatsConfig, options: ConnectOptions) -> Result<Client, Na
 }
 
 /// Who we are, and whom we trust.
-fn login(config: &NatsConfig) -> Result<ConnectOptions, NatsError> {
-    let mut options = ConnectOptions::new();
-    let secret = |path: &std::path::Path| {
-        std::fs::read_to_string(path)
-            .map(|text| text.trim().to_owned())
-            .map_err(|source| NatsError::Secret { path: path.display().to_string(), source })
-    };
-    let invalid = |source: async_nats::Error| NatsError::Options { url: config.url.clone(), source };
-    if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
-        options = options.user_and_password(user.clone(), secret(file)?);
+fn login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions, NatsError> {
+    let LoggedIn { options, warnings } = config.login.read()?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
-    if let Some(file) = &config.token_file {
-        options = options.token(secret(file)?);
-    }
-    if let Some(file) = &config.nkey_seed_file {
-        options = options.nkey(secret(file)?);
-    }
-    if let Some(file) = &config.creds_file {
-        options = options.credentials(&secret(file)?).map_err(|error| invalid(error.into()))?;
-    }
-    if let Some(file) = &config.tls_ca {
-        options = options.add_root_certificates(file.clone());
-    }
-    if let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) {
-        options = options.add_client_certificate(cert.clone(), key.clone());
-    }
-    Ok(options.require_tls(config.tls_required))
+    Ok(options.custom_inbox_prefix(lastgasp_protocol::node_inbox(node)))
 }
 
 /// Opens the buckets, creating what is missing, and tries until that succeeds. From then on it is
@@ -241,6 +216,16 @@ async fn inspect(
         }
     }
     Some(buckets)
+}
+
+/// Makes what is missing, once: for a user that may, before daemons that may not.
+///
+/// # Errors
+/// The server does not answer or refuses, or something of another shape is there.
+pub async fn create(client: Client, replicas: usize) -> Result<(), async_nats::Error> {
+    let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client);
+    try_open(&context, replicas).await?;
+    open_deaths(&context, replicas).await
 }
 
 async fn try_open(context: &jetstream::Context, replicas: usize) -> Result<Buckets, OpenError> {

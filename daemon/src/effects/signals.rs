@@ -8,7 +8,7 @@ use async_nats::{Client, Subject};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use lastgasp_protocol::kv::{Bucket, Change, Value, backoff};
-use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase};
+use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase, RouterLease};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::Nanos;
@@ -192,7 +192,12 @@ async fn follow_routers_once(
             Change::Entry(entry) => {
                 let Ok(router) = Name::from_token(&entry.key) else { continue };
                 match entry.value {
-                    Value::Put(_) => drop(listed.insert(router)),
+                    // What is no lease says nothing: neither that there is a router nor that it is gone.
+                    Value::Put(value) => {
+                        if RouterLease::parse(&value).is_ok_and(|lease| lease.router == router) {
+                            listed.insert(router);
+                        }
+                    }
                     Value::Deleted | Value::Expired => drop(listed.remove(&router)),
                 }
             }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use futures_util::StreamExt as _;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnixListenerStream;
 
@@ -109,11 +111,29 @@ impl StatusServer {
             .add_service(ControlRpc::new(ControlService { commands }))
             .add_service(health)
             .add_service(reflection)
-            .serve_with_incoming(UnixListenerStream::new(unix));
+            .serve_with_incoming(UnixListenerStream::new(unix).filter(|peer| std::future::ready(is_ours(peer))));
         tracing::info!(%listen, socket = %file.path.display(), "answering");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
             result = axum::serve(http, http::router(hub, metrics, page.then_some(listen))) => result.map_err(|error| ended(&error)),
+        }
+    }
+}
+
+/// Whether a client may ask: our own user, or root. The socket's mode says so too, but a mode can be
+/// changed by mistake.
+fn is_ours(peer: &io::Result<UnixStream>) -> bool {
+    let Ok(peer) = peer else { return true };
+    let own = nix::unistd::geteuid().as_raw();
+    match peer.peer_cred() {
+        Ok(peer) if peer.uid() == own || peer.uid() == 0 => true,
+        Ok(peer) => {
+            tracing::warn!(uid = peer.uid(), pid = peer.pid(), "another user at the status socket is not answered");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a client of the status socket that cannot be identified is not answered");
+            false
         }
     }
 }

@@ -52,10 +52,24 @@ impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
     pub(super) fn claimed(&mut self, record: WorkerRecord) {
         let Some(worker) = self.workers.named(&record.worker) else { return };
-        if self.workers[worker].config.writer == Writer::Worker {
-            self.workers[worker].claimed = Some(record);
+        if self.workers[worker].config.writer != Writer::Worker {
+            return;
+        }
+        let known = self.workers[worker].claimed.replace(record.clone());
+        if self.is_over(worker) && known.is_some_and(|known| known.incarnation == record.incarnation) {
+            self.end_again(worker, record);
+        } else {
             self.prove_claim(worker, true);
         }
+    }
+
+    /// A life that is over was listed again by itself: by a server whose engine core is dead, or by a
+    /// write that was under way when it died.
+    fn end_again(&mut self, worker: WorkerId, record: WorkerRecord) {
+        let WorkerRecord { worker: name, incarnation, epoch, .. } = record;
+        tracing::warn!(worker = %name, %incarnation, epoch, "it has listed itself again, and is over: withdrawn again");
+        let listing = Listing { worker, incarnation, epoch };
+        self.carry_out(vec![Effect::Withdraw(listing)], proc::monotonic_now());
     }
 
     /// Claims whose proof has failed so far: a tree may not have been looked at yet, or the engine
@@ -65,6 +79,14 @@ impl Supervisor {
             if slot.claimed.is_some() && self.core.state(worker) == Some(State::Starting) {
                 self.prove_claim(worker, false);
             }
+        }
+    }
+
+    /// A server writes its answer wherever a request asks for it, also under keys that whoever asked
+    /// may not write: what it writes there is no record, and is written over.
+    pub(super) fn defaced(&self, worker: &Name) {
+        if let Some(worker) = self.workers.named(worker) {
+            self.workers[worker].registrar.write_again();
         }
     }
 
@@ -201,6 +223,9 @@ impl Supervisor {
         if self.processes.root(worker) != Some(root) {
             return;
         }
+        if self.is_over(worker) {
+            return self.end_again(worker, record);
+        }
         tracing::info!(worker = %record.worker, incarnation = %record.incarnation, "record adopted");
         let effects = self.core.adopted(worker, root, record.incarnation.clone(), record.epoch);
         let adopted = !effects.is_empty();
@@ -324,6 +349,9 @@ impl OwnRecords {
             Err(error) => {
                 tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
                 let _ = self.messages.send(Message::Lost(Loss::Record));
+                if let Some(Ok(worker)) = entry.key.rsplit('.').next().map(Name::from_token) {
+                    let _ = self.messages.send(Message::Defaced(worker));
+                }
             }
         }
     }

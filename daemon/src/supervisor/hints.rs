@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::core::{Direction, Evidence, Kind, Nanos, ProcessId, State, WorkerId};
+use crate::core::{Direction, Evidence, Kind, Nanos, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::losses::Loss;
 use crate::sensors::kmsg::{Fact, Told};
@@ -14,6 +14,9 @@ use super::{Supervisor, gpu};
 
 /// Resets ask for a worker's health at most this often.
 const RESET_PROBE: Duration = Duration::from_secs(1);
+
+/// The kernel's log is read at most this long after the kernel wrote it: later, the pid may be another's.
+pub(super) const LOG_LAG: Duration = Duration::from_secs(60);
 
 /// Parents that start an engine and do not supervise it: a signal to them is about themselves. A
 /// shim lives as long as its container and is ended after it. Prefixes of a `comm`.
@@ -102,15 +105,24 @@ impl Supervisor {
             Told::Overrun => self.metrics.lose(Loss::KernelLog, 1),
             Told::Fact(Fact::OomKill { tid, scope }) => {
                 let tgid = proc::thread_group(tid).unwrap_or(tid);
-                let Some(tracked) = self.processes.by_pid(tgid) else { return };
-                let detail = format!("{} (pid {tgid}): {scope}", tracked.title);
-                tracing::warn!(worker = %self.name(tracked.worker), detail, "OOM kill");
-                self.deaths.moment(tracked.worker, MomentKind::Evidence, "oom_kill", detail, at);
+                let alive = self.processes.by_pid(tgid).map(|tracked| (tracked.worker, tracked.process()));
+                let Some((worker, process)) = alive.or_else(|| self.former_oom_victim(tgid, at)) else { return };
+                let detail = format!("{} (pid {tgid}): {scope}", process.title);
+                tracing::warn!(worker = %self.name(worker), detail, "OOM kill");
+                self.deaths.moment(worker, MomentKind::Evidence, "oom_kill", detail, at);
             }
             Told::Fact(Fact::GpuFault { fault, policy, pid, gpu }) => {
                 self.gpu_fault(gpu::Fault { fault, policy, at }, pid, gpu);
             }
         }
+    }
+
+    /// A process that is gone by now: on a busy machine the log is read after its end.
+    fn former_oom_victim(&self, tgid: u32, now: Nanos) -> Option<(WorkerId, Process)> {
+        self.workers.iter().find_map(|(worker, slot)| {
+            let (process, chosen) = slot.oom_victim.as_ref()?;
+            (process.tgid == tgid && now.since(*chosen) < LOG_LAG).then(|| (worker, process.clone()))
+        })
     }
 
     /// The worker does not answer: whether its processes could. Health decides; this is what a person

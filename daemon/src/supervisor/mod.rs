@@ -104,6 +104,8 @@ struct WorkerSlot {
     reason: String,
     /// What keeps its processes while it does not answer.
     stuck: String,
+    /// Its process that the OOM killer chose first, and when.
+    oom_victim: Option<(Process, Nanos)>,
     /// When a reset of its port has last asked for its health.
     reset_probe: Option<Nanos>,
     since: jiff::Timestamp,
@@ -133,6 +135,8 @@ enum Message {
     Declared(declare::Looked),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
+    /// Something that is no record was found under the key of this worker.
+    Defaced(Name),
     /// Something was lost on its way here.
     Lost(Loss),
     /// A claim was checked against the process that should have made it.
@@ -350,6 +354,13 @@ impl Supervisor {
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),
+            Kind::OomVictim { process } => {
+                // The first: others of the tree may follow it.
+                let chosen = &mut self.workers[*worker].oom_victim;
+                if chosen.as_ref().is_none_or(|(_, then)| at.since(*then) > hints::LOG_LAG) {
+                    *chosen = Some((process.clone(), *at));
+                }
+            }
             Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
             _ => {}
         }
@@ -441,6 +452,7 @@ impl Supervisor {
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Declared(looked) => self.declared(looked),
             Message::Inherited(inherited) => self.inherit(inherited),
+            Message::Defaced(worker) => self.defaced(&worker),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
             Message::Proven(worker, root, record) => self.proven(worker, root, record),

@@ -91,6 +91,7 @@ impl RunError {
     pub const fn exit(&self) -> crate::cli::Exit {
         match self {
             Self::Refused(_) => crate::cli::Exit::Unavailable,
+            Self::Nats(NatsError::Login(_)) => crate::cli::Exit::Config,
             Self::NeverServed(_) => crate::cli::Exit::NotYet,
             Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::EngineLost(_) | Self::Io { .. } => {
                 crate::cli::Exit::Failed
@@ -379,6 +380,7 @@ impl Supervisor {
         self.core.add_worker(worker, policy(&config));
         self.workers.add(WorkerSlot {
             stuck: String::new(),
+            oom_victim: None,
             reset_probe: None,
             config,
             declared,

@@ -8,13 +8,13 @@ mod signals;
 mod troubles;
 mod watch;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{ConnectOptions, Event, jetstream};
+use async_nats::{Event, jetstream};
 use lastgasp_protocol::Name;
 use lastgasp_protocol::kv::{Fault, backoff};
+use lastgasp_protocol::login::{self, LoggedIn, Login, LoginError, ServersError};
 use tokio::sync::{oneshot, watch as latest};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -35,8 +35,8 @@ const REQUEST: Duration = Duration::from_secs(3);
 pub struct Settings {
     /// Server URL, or several with commas.
     pub url: String,
-    /// A credentials file (`nsc`), if one is needed.
-    pub credentials: Option<PathBuf>,
+    /// Who we are there, and whom we trust.
+    pub login: Login,
     /// This router's name.
     pub name: Name,
     /// Replicas of buckets that have to be created.
@@ -46,14 +46,12 @@ pub struct Settings {
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The credentials file cannot be read.
-    #[error("credentials {path}: {source}")]
-    Credentials {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// A file of the login cannot be used.
+    #[error(transparent)]
+    Login(#[from] LoginError),
+    /// The list of servers is none.
+    #[error(transparent)]
+    Servers(#[from] ServersError),
     /// The URL is not one, or the like. A server that does not answer is no error.
     #[error("{url}: {source}")]
     Url {
@@ -142,17 +140,17 @@ async fn begin(
     let (connected, connections) = latest::channel(0);
     let connected = Arc::new(connected);
     let workers = Arc::clone(&proxy.workers);
-    let options = match &settings.credentials {
-        None => ConnectOptions::new(),
-        Some(path) => ConnectOptions::with_credentials_file(path)
-            .await
-            .map_err(|source| ConnectError::Credentials { path: path.clone(), source })?,
-    };
+    let LoggedIn { options, warnings } = settings.login.read()?;
+    for warning in warnings {
+        warn!("{warning}");
+    }
     let url = settings.url.clone();
     let troubles = Troubles::new(Arc::clone(&proxy));
     let link_troubles = troubles.clone();
+    let servers = login::servers(&url)?;
     let client = options
         .name(format!("lastgasp-router {}", settings.name))
+        .custom_inbox_prefix(lastgasp_protocol::router_inbox(&settings.name))
         .ping_interval(PING)
         .connection_timeout(REQUEST)
         .request_timeout(Some(REQUEST))
@@ -177,7 +175,7 @@ async fn begin(
             }
             std::future::ready(())
         })
-        .connect(url.split(',').map(str::trim).collect::<Vec<_>>())
+        .connect(servers)
         .await
         .map_err(|source| ConnectError::Url { url: url.clone(), source })?;
     info!(url, "following NATS");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use lastgasp_protocol::kv::{Bucket, Change, Entry, Fault, OpenError, Value, backoff};
-use lastgasp_protocol::{NODES_BUCKET, Name, WORKERS_BUCKET, WorkerRecord, WorkerState};
+use lastgasp_protocol::{ContractError, NODES_BUCKET, Name, NodeLease, WORKERS_BUCKET, WorkerRecord, WorkerState};
 use tokio::sync::watch as latest;
 use tracing::{info, warn};
 
@@ -144,7 +144,11 @@ impl Reader for Workers {
                 Err(error) => {
                     warn!(key, revision, %error, "record not read");
                     self.link.proxy.metrics.records_refused.with_label_values(&[error.label()]).inc();
-                    workers.unknown(&key);
+                    // A later version's record says something that is not understood here. Anything
+                    // else is not by the worker's daemon at all, which will write over it.
+                    if matches!(error, ContractError::UnknownSchema(_)) {
+                        workers.unknown(&key);
+                    }
                 }
             },
             Value::Deleted => {
@@ -178,12 +182,22 @@ impl Reader for Nodes {
     fn entry(&mut self, entry: Entry) {
         let Ok(node) = Name::from_token(&entry.key) else { return };
         let workers = &self.link.proxy.workers;
-        if matches!(entry.value, Value::Put(_)) {
-            workers.lease_renewed(node.clone());
-            self.present.push(node);
-        } else {
-            info!(node = %node, "node lease lapsed");
-            workers.lease_lapsed(node);
+        match entry.value {
+            Value::Put(value) => match NodeLease::parse(&value) {
+                Ok(lease) if lease.node == node => {
+                    workers.lease_renewed(node.clone());
+                    self.present.push(node);
+                }
+                refused => {
+                    let label = refused.map_or_else(|error| error.label(), |_| "misplaced");
+                    warn!(%node, reason = label, "lease not read");
+                    self.link.proxy.metrics.records_refused.with_label_values(&[label]).inc();
+                }
+            },
+            Value::Deleted | Value::Expired => {
+                info!(node = %node, "node lease lapsed");
+                workers.lease_lapsed(node);
+            }
         }
     }
 

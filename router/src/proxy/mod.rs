@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, header};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::workers::Workers;
@@ -29,6 +31,8 @@ pub struct Proxy {
     pub config: Config,
     /// Connections to workers.
     pub client: reqwest::Client,
+    /// Places for requests under way.
+    pub room: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -45,7 +49,8 @@ impl Proxy {
             .tcp_nodelay(true)
             .pool_max_idle_per_host(256)
             .build()?;
-        Ok(Arc::new(Self { workers, metrics: Metrics::default(), config, client }))
+        let room = Arc::new(Semaphore::new(config.max_requests.min(Semaphore::MAX_PERMITS)));
+        Ok(Arc::new(Self { workers, metrics: Metrics::default(), config, client, room }))
     }
 }
 
@@ -83,4 +88,6 @@ pub struct Inbound {
     pub headers: HeaderMap,
     /// The body as it came.
     pub body: axum::body::Bytes,
+    /// Its place among the requests under way.
+    pub place: Arc<OwnedSemaphorePermit>,
 }

@@ -411,7 +411,7 @@ impl Session {
         info!(
             id = %self.inbound.id,
             path = %self.inbound.path,
-            model = %self.inbound.model,
+            model = self.inbound.model,
             workers = %self.journey.join(" -> "),
             moves = self.moves,
             retries = self.retries,

@@ -79,7 +79,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     info!(
         id = %inbound.id,
         path = %inbound.path,
-        model = %inbound.model,
+        model = inbound.model,
         status = response.status().as_u16(),
         retries,
         ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),

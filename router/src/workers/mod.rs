@@ -71,8 +71,12 @@ pub enum Heard {
     Applied,
     /// Known already.
     Repeated,
-    /// Not seen yet: remembered.
+    /// A worker of a node that has others: remembered, since its record may only be late.
     Unseen,
+    /// A node of which no worker was seen yet: remembered.
+    UnknownNode,
+    /// Another life than the one that is listed: remembered, and the listed one is left alone.
+    OtherIncarnation,
     /// About a listing that a later one has replaced.
     Stale,
 }
@@ -85,6 +89,8 @@ impl Heard {
             Self::Applied => "applied",
             Self::Repeated => "repeated",
             Self::Unseen => "unseen",
+            Self::UnknownNode => "unknown_node",
+            Self::OtherIncarnation => "other_incarnation",
             Self::Stale => "stale",
         }
     }
@@ -279,7 +285,12 @@ impl Workers {
                     inner.bury(key, reference, signal.action, mode);
                 }
                 None => {
-                    heard.push(Heard::Unseen);
+                    let known = |slot: &Slot| slot.listing.key.node == signal.node;
+                    heard.push(match inner.slots.get(&key) {
+                        Some(_) => Heard::OtherIncarnation,
+                        None if inner.slots.values().any(known) => Heard::Unseen,
+                        None => Heard::UnknownNode,
+                    });
                     inner.bury(key, reference, signal.action, mode);
                 }
             }

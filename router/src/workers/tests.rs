@@ -79,7 +79,7 @@ fn a_signal_is_acted_on_once_and_only_escalates() {
 #[test]
 fn late_words_about_a_predecessor_do_not_touch_its_successor() {
     let workers = workers(&[("a", "1", 1), ("a", "2", 1)]);
-    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)])).1, [Heard::Unseen]);
+    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)])).1, [Heard::OtherIncarnation]);
     workers.deleted("n.a", 1);
     assert_eq!(chosen(&workers).as_deref(), Some("a"));
     workers.put(&record("a", "2", 2), 5);

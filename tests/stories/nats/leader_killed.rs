@@ -13,7 +13,7 @@ async fn the_withdrawal_goes_to_the_new_leader() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = Cluster::start(folder.path(), 3).await.unwrap();
     let discovery = Discovery::over(cluster.jetstream().await.unwrap(), 3).await.unwrap();
-    let mut stage = Stage::configured(&cluster.url(), |config| config.with_replicas(3)).await;
+    let mut stage = Stage::configured(&cluster.url(), |config| config.with_nats("replicas", 3)).await;
     for worker in ["alpha", "beta"] {
         discovery.listed(worker, WorkerState::Serving).await.unwrap();
     }

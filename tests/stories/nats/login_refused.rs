@@ -14,7 +14,10 @@ async fn nobody_is_withdrawn_and_the_death_meanwhile_is_made_up_for() {
     let mut nats = Nats::start_with(folder.path(), options).await.unwrap();
     let password = folder.path().join("password");
     std::fs::write(&password, "right").unwrap();
-    let mut stage = Stage::configured(&nats.url(), |config| config.with_login("daemon", &password)).await;
+    let mut stage = Stage::configured(&nats.url(), |config| {
+        config.with_nats("user", "daemon").with_nats("password_file", password.display().to_string())
+    })
+    .await;
     let book = Record::book(&nats.jetstream().await.unwrap()).await;
     let (before, _) = book.stands("beta").await;
     book.stands("alpha").await;

@@ -15,6 +15,10 @@ pub(crate) const NODE: &str = "node-a";
 /// How many workers a router may send new work, in its metrics.
 pub(crate) const SERVING: &str = "lastgasp_router_workers{state=\"serving\"}";
 
+/// What the engines are started with. They themselves would say nothing of a death for an hour.
+pub(crate) const ENGINE: [&str; 6] =
+    ["--tokens-per-second", "100", "--frontend", "rust", "--rust-notice-ms", "3600000"];
+
 /// Dropped from first to last.
 pub(crate) struct Stage {
     pub(crate) daemon: Daemon,
@@ -31,15 +35,22 @@ impl Stage {
     pub(crate) async fn configured(url: &str, change: impl FnOnce(DaemonConfig) -> DaemonConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut engines = Vec::new();
-        // These stories are about NATS: pidfds are enough.
-        let mut config = DaemonConfig::new(NODE, url, "off", folder.path());
         for name in ["alpha", "beta"] {
-            // The engine itself would say nothing for an hour.
-            let arguments = ["--tokens-per-second", "100", "--frontend", "rust", "--rust-notice-ms", "3600000"];
-            let engine = Engine::start(name, &arguments, folder.path()).await.unwrap();
-            config = config.with(&engine);
-            engines.push(engine);
+            engines.push(Engine::start(name, &ENGINE, folder.path()).await.unwrap());
         }
+        Self::watching(url, engines, folder, change).await
+    }
+
+    /// A daemon that watches these engines.
+    pub(crate) async fn watching(
+        url: &str,
+        engines: Vec<Engine>,
+        folder: TempDir,
+        change: impl FnOnce(DaemonConfig) -> DaemonConfig,
+    ) -> Self {
+        // These stories are about NATS: pidfds are enough.
+        let config = DaemonConfig::new(NODE, url, "off", folder.path());
+        let config = engines.iter().fold(config, DaemonConfig::with);
         let daemon = Daemon::start(&change(config), folder.path()).await.unwrap();
         Self { daemon, engines, folder }
     }

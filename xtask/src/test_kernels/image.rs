@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Boot, KernelsError, Stories, io};
+use super::{KernelsError, Stories, io};
 use crate::tools;
 
 /// The versions that can be asked for.
@@ -125,14 +125,13 @@ fn script(kernel: &Path, guest: &Path, filter: Option<&str>) -> String {
     }
     let filter = filter.map(|filter| format!(" '{}'", filter.replace('\'', ""))).unwrap_or_default();
     let run = |program: &Path, options: &str| format!("{} {options}{filter} 2>&1 || status=$?", program.display());
-    line("case \"$(cat /proc/cmdline)\" in", &mut script);
-    line(&format!("*{}*)", Boot::Lockdown.parameters()), &mut script);
-    // Each has the machine for itself.
-    line(&run(guest, "--test-threads=1 --skip clock:: --skip freezer:: --skip oom:: --skip suspend::"), &mut script);
-    line(";;\n*)", &mut script);
-    line(&run(kernel, "--test-threads=2"), &mut script);
-    line(&run(guest, "--test-threads=1 --skip lockdown::"), &mut script);
-    line(";;\nesac", &mut script);
+    line("case $stories in", &mut script);
+    line(&format!("kernel) {};;", run(kernel, "--test-threads=2")), &mut script);
+    // Each of these has the machine for itself.
+    line(&format!("machine) {};;", run(guest, "--test-threads=1 --skip lockdown::")), &mut script);
+    let others = "--test-threads=1 --skip clock:: --skip freezer:: --skip oom:: --skip suspend::";
+    line(&format!("lockdown) {};;", run(guest, others)), &mut script);
+    line("*) status=1;;\nesac", &mut script);
     line(&format!("echo {}$status", super::guest::VERDICT), &mut script);
     line("poweroff -f", &mut script);
     String::from_utf8_lossy(&script).into_owned()
@@ -171,8 +170,14 @@ mod tests {
     fn the_guest_says_how_its_tests_ended_and_goes() {
         let script = script(Path::new("/somewhere/kernel"), Path::new("/somewhere/guest"), Some("signal::"));
         assert!(script.starts_with("#!/bin/sh\n"));
-        assert!(script.contains("/somewhere/kernel --test-threads=2 'signal::' 2>&1 || status=$?\n"), "{script}");
-        assert!(script.contains("/somewhere/guest --test-threads=1 --skip lockdown:: 'signal::' 2>&1"), "{script}");
+        assert!(
+            script.contains("\nkernel) /somewhere/kernel --test-threads=2 'signal::' 2>&1 || status=$?;;\n"),
+            "{script}"
+        );
+        assert!(
+            script.contains("\nmachine) /somewhere/guest --test-threads=1 --skip lockdown:: 'signal::'"),
+            "{script}"
+        );
         assert!(script.ends_with("poweroff -f\n"));
     }
 }

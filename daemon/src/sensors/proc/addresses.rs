@@ -28,7 +28,10 @@ pub fn local(tgid: u32) -> io::Result<HashSet<IpAddr>> {
 
 /// A leaf is `|-- 10.0.0.7`, and the lines below it say what it is: `/32 host LOCAL` for an
 /// address of this host (`net/ipv4/fib_trie.c`).
-fn read_v4(table: impl io::BufRead, addresses: &mut HashSet<IpAddr>) -> io::Result<()> {
+///
+/// # Errors
+/// The table cannot be read, or is no text.
+pub fn read_v4(table: impl io::BufRead, addresses: &mut HashSet<IpAddr>) -> io::Result<()> {
     let mut leaf: Option<Ipv4Addr> = None;
     for line in table.lines() {
         let line = line?;
@@ -43,7 +46,8 @@ fn read_v4(table: impl io::BufRead, addresses: &mut HashSet<IpAddr>) -> io::Resu
 }
 
 /// 32 hexadecimal digits, then the interface.
-fn v6(line: &str) -> Option<IpAddr> {
+#[must_use]
+pub fn v6(line: &str) -> Option<IpAddr> {
     let digits = line.split_ascii_whitespace().next().filter(|digits| digits.len() == 32)?;
     u128::from_str_radix(digits, 16).ok().map(|bits| Ipv6Addr::from_bits(bits).into())
 }

@@ -31,16 +31,18 @@ const RUNTIMES: [(&str, &str); 5] = [
 /// # Errors
 /// Not found: no such process. Invalid data: no cgroup path that could be understood.
 pub fn container(tgid: u32) -> io::Result<Container> {
-    let mut text = String::new();
-    fs::File::open(format!("/proc/{tgid}/cgroup"))?.take(MAX_FILE).read_to_string(&mut text)?;
-    let mut container = parse(&text).ok_or(io::ErrorKind::InvalidData)?;
+    let mut text = Vec::new();
+    fs::File::open(format!("/proc/{tgid}/cgroup"))?.take(MAX_FILE).read_to_end(&mut text)?;
+    // A group's name may be any bytes but a slash and a NUL.
+    let mut container = parse(&String::from_utf8_lossy(&text)).ok_or(io::ErrorKind::InvalidData)?;
     container.pid_namespace = super::namespace(tgid, "pid").ok();
     container.network_namespace = super::namespace(tgid, "net").ok();
     Ok(container)
 }
 
 /// Reads the text of `/proc/PID/cgroup` (cgroups(7)): `hierarchy:controllers:path` a line.
-fn parse(text: &str) -> Option<Container> {
+#[must_use]
+pub fn parse(text: &str) -> Option<Container> {
     let lines: Vec<(&str, &str)> = text
         .lines()
         .filter_map(|line| {

@@ -54,15 +54,19 @@ pub(super) fn sockets(netns_pid: Option<u32>, port: u16) -> io::Result<Vec<u64>>
 fn listeners(table: &fs::File, port: u16) -> io::Result<Vec<u64>> {
     let mut inodes = Vec::new();
     for line in io::BufReader::new(table).lines().skip(1) {
-        let line = line?;
-        let Some(socket) = Socket::parse(&line).filter(|socket| socket.state == LISTEN) else {
-            break;
-        };
-        if socket.port == port {
-            inodes.push(socket.inode);
+        let Some((listening, inode)) = listener(&line?) else { break };
+        if listening == port {
+            inodes.push(inode);
         }
     }
     Ok(inodes)
+}
+
+/// Port and inode of a line of `/proc/net/tcp` (proc(5)), if it is a listener's.
+#[must_use]
+pub fn listener(line: &str) -> Option<(u16, u64)> {
+    let socket = Socket::parse(line).filter(|socket| socket.state == LISTEN)?;
+    Some((socket.port, socket.inode))
 }
 
 struct Socket<'a> {

@@ -169,7 +169,8 @@ pub fn exe(tgid: u32) -> Option<PathBuf> {
 }
 
 /// Names come from strangers and go to logs and terminals.
-fn printable(text: &str) -> String {
+#[must_use]
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
