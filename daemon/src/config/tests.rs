@@ -127,8 +127,8 @@ fn an_unknown_engine() {
 fn a_key_with_a_slip_of_the_finger() {
     assert_eq!(
         refused(&format!("[lease]\nttl_s = 6\n[status]\n\nlisten_on = \"127.0.0.1:1\"\nsokcet = \"/x\"{WORKER}")),
-        "gpu.toml:5: status.listen_on: is not a setting; known here: socket, listen (did you mean \"listen\"?)\n\
-         gpu.toml:6: status.sokcet: is not a setting; known here: socket, listen (did you mean \"socket\"?)"
+        "gpu.toml:5: status.listen_on: is not a setting; known here: socket, listen, page (did you mean \"listen\"?)\n\
+         gpu.toml:6: status.sokcet: is not a setting; known here: socket, listen, page (did you mean \"socket\"?)"
     );
     assert_eq!(
         refused(&format!("nat.url = \"nats://h:1\"{WORKER}")),
