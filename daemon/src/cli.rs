@@ -6,7 +6,7 @@ mod manual;
 mod output;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use crate::config::schema::{SCHEMA, Setting};
 use crate::config::{Config, ConfigError, Override, Problem};
 use crate::doctor::{self, Verdict};
 use crate::effects::nats::{self, NatsError};
+use crate::log;
 use crate::status::client::ClientError;
 use crate::status::render::Style;
 use crate::status::story::NoSuchDeath;
@@ -385,9 +386,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
             let exit = error.exit();
             match error {
                 // Each line begins with its place, as compilers write it, so that editors find it.
-                CliError::Config(ConfigError::Invalid(_)) => eprintln!("{error}"),
+                CliError::Config(ConfigError::Invalid(_)) => drop(writeln!(log::Stderr, "{error}")),
                 _ if exit == Exit::Clean => {}
-                _ => eprintln!("lastgasp: {error}"),
+                _ => drop(writeln!(log::Stderr, "lastgasp: {error}")),
             }
             exit
         }
@@ -412,7 +413,7 @@ fn run(args: RunArgs) -> Result<(), CliError> {
 fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|error| CliError::LogFilter { filter: filter.to_owned(), error })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Stderr);
     match format {
         LogFormat::Text => builder.with_ansi(style(&io::stderr()) == Style::Coloured).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),

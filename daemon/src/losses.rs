@@ -37,10 +37,16 @@ pub enum Loss {
     Moment,
     /// A record that the server refuses to write or delete. It is tried again; somebody has to act.
     RefusedRecord,
+    /// Lines of the log that could not be written.
+    Log,
     /// A signal to routers that could not be published. The record's deletion says the same.
     Signal,
     /// A death certificate that was not kept on the server.
     Certificate,
+    /// A notice to a sink of `[[notify]]` for which there was no room.
+    NoticeQueue,
+    /// A notice to a sink of `[[notify]]` that could not be delivered, however often it was tried.
+    Notice,
 }
 
 impl Loss {
@@ -59,8 +65,11 @@ impl Loss {
             Self::Follower,
             Self::Moment,
             Self::RefusedRecord,
+            Self::Log,
             Self::Signal,
             Self::Certificate,
+            Self::NoticeQueue,
+            Self::Notice,
         ])
     }
 
@@ -75,7 +84,9 @@ impl Loss {
             Self::Pidfd => "pidfd",
             Self::Follower => "channel",
             Self::Moment | Self::RefusedRecord => "effect",
+            Self::Log => "log",
             Self::Signal | Self::Certificate => "publish",
+            Self::NoticeQueue | Self::Notice => "notify",
         }
     }
 
@@ -95,8 +106,11 @@ impl Loss {
             Self::Pidfd => "open",
             Self::Follower => "follower",
             Self::Moment => "moment",
+            Self::Log => "line",
             Self::Signal => "signal",
             Self::Certificate => "certificate",
+            Self::NoticeQueue => "queue",
+            Self::Notice => "delivery",
         }
     }
 }
@@ -111,7 +125,7 @@ mod tests {
     fn every_loss_has_a_counter_of_its_own() {
         let names: HashSet<_> = Loss::all().map(|loss| (loss.hop(), loss.kind())).collect();
         assert_eq!(names.len(), Loss::all().count());
-        for hop in ["ring", "decode", "channel", "effect", "publish"] {
+        for hop in ["ring", "decode", "channel", "effect", "publish", "notify"] {
             assert!(names.iter().any(|(at, _)| *at == hop), "{hop}");
         }
     }

@@ -41,6 +41,8 @@ pub struct Metrics {
     pub router_answers: IntCounterVec,
     /// Things said to people, by `kind`.
     pub notices: IntCounterVec,
+    /// Tries to deliver notices, by `sink` and `outcome`: `delivered`, `retried`, `refused`, `given_up`.
+    pub notify: IntCounterVec,
     /// What was done about the processes of lost workers, by `action` and `outcome`.
     pub actions: IntCounterVec,
     /// Workers that declared themselves, by `outcome`: `accepted`, or why not.
@@ -90,6 +92,12 @@ impl Metrics {
             signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
             router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
             notices: counters(&registry, "notices_total", "Things said to people.", &["kind"]),
+            notify: counters(
+                &registry,
+                "notify_total",
+                "Tries to deliver notices to the sinks of [[notify]].",
+                &["sink", "outcome"],
+            ),
             actions: counters(
                 &registry,
                 "actions_total",
@@ -143,8 +151,8 @@ impl Metrics {
             metrics.lose(loss, 0);
         }
         metrics.set_nats_faults(&[]);
-        for reason in HeldBack::ALL {
-            metrics.notices.with_label_values(&[reason.as_str()]).reset();
+        for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
+            metrics.notices.with_label_values(&[kind]).reset();
         }
         for cause in CauseKind::ALL {
             metrics.deaths.with_label_values(&[cause.as_str()]).reset();

@@ -12,6 +12,8 @@ pub const MAX_WORKERS: usize = 1024;
 pub const MAX_MODELS: usize = 256;
 /// Most labels in one record.
 pub const MAX_LABELS: usize = 64;
+/// Most processes in one record.
+pub const MAX_PROCESSES: usize = 256;
 /// Longest model name, endpoint, label key or label value, in bytes.
 pub const MAX_TEXT: usize = 1024;
 

@@ -18,11 +18,11 @@ pub mod reason;
 pub mod record;
 pub mod signal;
 
-pub use bounds::ContractError;
+pub use bounds::{ContractError, MAX_PROCESSES};
 pub use certificate::{Certificate, Container, Moment, Orphan};
 pub use names::{Incarnation, Name, NameError};
 pub use reason::{Cause, CauseKind, Sender};
-pub use record::{LeaseKind, NodeLease, RouterLease, WorkerRecord, WorkerState, Writer};
+pub use record::{LeaseKind, NodeLease, RecordedProcess, RouterLease, WorkerRecord, WorkerState, Writer};
 pub use signal::{Action, Answer, Counts, MigrateSignal, Mode, Phase, WorkerRef};
 
 /// The only `schema` this crate reads and writes.

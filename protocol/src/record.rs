@@ -95,10 +95,25 @@ pub struct WorkerRecord {
     /// Anything a router may select by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The critical processes below the worker's root when this was written: a note of the daemon to
+    /// the one that takes over from it, which must know what to miss. Nobody else needs it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<RecordedProcess>,
     /// Somebody has taken this life out of service, and why. It goes with `draining`; in a
     /// tombstone it says that this life is not listed again until somebody takes that back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commanded: Option<String>,
+}
+
+/// A process whose end is that of its worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedProcess {
+    /// Thread group id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Its role, as `VLLM::EngineCore`.
+    pub title: String,
 }
 
 impl WorkerRecord {
@@ -123,6 +138,7 @@ impl WorkerRecord {
             endpoint,
             registered_at: _,
             labels,
+            processes,
             commanded,
         } = &record;
         let own = crate::worker_key(node, worker);
@@ -139,6 +155,10 @@ impl WorkerRecord {
             bounds::printable("models", model)?;
         }
         bounds::at_most("labels", labels.len(), bounds::MAX_LABELS)?;
+        bounds::at_most("processes", processes.len(), bounds::MAX_PROCESSES)?;
+        for process in processes {
+            bounds::at_most("processes", process.title.len(), bounds::MAX_TEXT)?;
+        }
         for (key, value) in labels {
             bounds::printable("labels", key)?;
             bounds::printable("labels", value)?;

@@ -33,6 +33,8 @@ async fn main() -> ExitCode {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // A log that cannot be written, on a disk that is full, is no reason to end.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Text => log.init(),

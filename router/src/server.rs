@@ -33,8 +33,9 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
         .merge(api)
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .route("/workers", get(workers))
         .fallback(|| async {
-            let error = ApiError::invalid(None, "This router serves /v1/*, /health and /metrics.");
+            let error = ApiError::invalid(None, "This router serves /v1/*, /health, /metrics and /workers.");
             ApiError { status: StatusCode::NOT_FOUND, code: "not_found", ..error }
         })
         .with_state(proxy)
@@ -155,6 +156,11 @@ async fn health(State(proxy): State<Arc<Proxy>>) -> Response {
     let serving = proxy.workers.serving();
     let status = if serving == 0 { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     (status, axum::Json(json!({ "workers": serving }))).into_response()
+}
+
+/// What this router knows of its workers, for people and tests.
+async fn workers(State(proxy): State<Arc<Proxy>>) -> Response {
+    axum::Json(proxy.workers.view()).into_response()
 }
 
 async fn metrics(State(proxy): State<Arc<Proxy>>) -> Response {

@@ -20,9 +20,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Panels about what does not happen here: nothing is reaped, declared, retried, lost or refused.
-const EMPTY: [&str; 8] = [
+const EMPTY: [&str; 9] = [
     "Acts",
     "Declarations",
+    "Faults of NATS",
     "Losses",
     "Notices",
     "Processes that outlive their worker",

@@ -5,8 +5,6 @@
 
 mod scene;
 
-use nix::sys::signal::Signal;
-
 use scene::{Look, Scene};
 
 /// What a person sees when a worker dies in the middle of two answers.
@@ -26,7 +24,7 @@ async fn a_death_is_seen_as_it_happens() {
     browser.until("document.querySelectorAll('.probe').length > 5").await.unwrap();
 
     let asked = scene.ask_everybody().await;
-    scene.engines[0].signal_core(Signal::SIGKILL);
+    scene.kill_first_core().await;
 
     let browser = &mut scene.browser;
     browser.until("document.querySelector('.worker.lost h3').textContent === 'vllm-0'").await.unwrap();
@@ -78,7 +76,7 @@ async fn a_restart_of_the_daemon_is_survived() {
     scene.browser.until("document.querySelector('.link.off').textContent.includes('not connected')").await.unwrap();
     scene.start_daemon().await;
     scene.browser.until("document.querySelector('.link.on').textContent.includes('live')").await.unwrap();
-    scene.engines[0].signal_core(Signal::SIGKILL);
+    scene.kill_first_core().await;
     scene.browser.until("document.querySelector('.worker.lost')").await.unwrap();
 }
 

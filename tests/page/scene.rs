@@ -17,6 +17,7 @@ use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::process::Command;
 
 /// Where pictures go, if anywhere.
 const PICTURES: &str = "LASTGASP_SCREENSHOTS";
@@ -29,14 +30,19 @@ pub(crate) struct Look {
     width: u32,
     height: u32,
     scheme: &'static str,
+    /// What is at the top of the picture.
+    at: &'static str,
 }
 
 impl Look {
-    pub(crate) const DESKTOP: Self = Self { name: "status-page", width: 1180, height: 1240, scheme: "light" };
-    pub(crate) const DARK: Self = Self { name: "status-page-dark", width: 1180, height: 1240, scheme: "dark" };
-    pub(crate) const PHONE: Self = Self { name: "status-page-phone", width: 390, height: 844, scheme: "dark" };
+    pub(crate) const DESKTOP: Self =
+        Self { name: "status-page", width: 1180, height: 1240, scheme: "light", at: "header" };
+    pub(crate) const DARK: Self =
+        Self { name: "status-page-dark", width: 1180, height: 1240, scheme: "dark", at: "header" };
+    pub(crate) const PHONE: Self =
+        Self { name: "status-page-phone", width: 390, height: 844, scheme: "dark", at: "#deaths-title" };
     /// As WCAG 2.2 asks (1.4.10, reflow).
-    pub(crate) const NARROWEST: Self = Self { name: "", width: 320, height: 640, scheme: "light" };
+    pub(crate) const NARROWEST: Self = Self { name: "", width: 320, height: 640, scheme: "light", at: "header" };
 }
 
 /// The fields are dropped from first to last.
@@ -93,6 +99,14 @@ impl Scene {
         asked
     }
 
+    /// Kills the engine core of the first worker, as somebody at a shell would.
+    pub(crate) async fn kill_first_core(&self) {
+        let core = self.engines[0].core;
+        assert!(core.is_alive());
+        let status = Command::new("sh").args(["-c", &format!("kill -9 {}", core.pid)]).status().await.unwrap();
+        assert!(status.success());
+    }
+
     pub(crate) async fn kill_daemon(&mut self) {
         assert!(self.daemon.process.identity.signal(Signal::SIGKILL));
         self.daemon.process.exited().await.unwrap();
@@ -106,7 +120,7 @@ impl Scene {
 
     /// The page fits into this window. Takes its picture, if pictures are wanted.
     pub(crate) async fn pictured(&mut self, look: Look) {
-        let Look { name, width, height, scheme } = look;
+        let Look { name, width, height, scheme, at } = look;
         let folder = env::var_os(PICTURES).map(PathBuf::from).filter(|_| !name.is_empty());
         // Twice the pixels on a phone, as phones have.
         let scale = if width < 600 { 2.0 } else { 1.0 };
@@ -120,7 +134,8 @@ impl Scene {
         let wide = self.browser.value("document.documentElement.scrollWidth").await.unwrap();
         assert_eq!(wide, width, "nothing sticks out of the window");
         if let Some(folder) = folder {
-            self.browser.value("scrollTo(0, 0)").await.unwrap();
+            let to = format!("scrollTo(0, document.querySelector('{at}').getBoundingClientRect().top + scrollY - 20)");
+            self.browser.value(&to).await.unwrap();
             let picture = BASE64_STANDARD.decode(self.browser.picture().await.unwrap()).unwrap();
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(folder.join(format!("{name}.png")), picture).unwrap();

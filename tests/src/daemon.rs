@@ -26,12 +26,24 @@ pub struct DaemonConfig {
     nats: NatsConfig,
     ebpf: EbpfConfig,
     status: StatusConfig,
+    policy: PolicyConfig,
     declare: Option<DeclareConfig>,
+    /// Sinks of notices.
+    pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
     /// Further arguments of `lastgasp run`.
     #[serde(skip)]
     arguments: Vec<String>,
+}
+
+/// What keeps the daemon from doing too much.
+#[derive(Clone, Debug, Default, Serialize)]
+struct PolicyConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold_down_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    soft_withdrawals_per_minute: Option<u32>,
 }
 
 /// Who may declare itself a worker.
@@ -89,7 +101,8 @@ pub struct WorkerConfig {
     /// What becomes of its connections then.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub sever: toml::Table,
-    health: HealthConfig,
+    /// How it is asked how it is.
+    pub health: HealthConfig,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -101,10 +114,15 @@ enum Find {
     Pid(u32),
 }
 
+/// How a worker is asked how it is.
 #[derive(Clone, Debug, Serialize)]
-struct HealthConfig {
+pub struct HealthConfig {
+    #[serde(skip_serializing_if = "String::is_empty")]
     grpc: String,
     check_interval_ms: u64,
+    /// How long it does not answer before it is hung, ms, where not as is usual.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang_window_ms: Option<u64>,
 }
 
 impl DaemonConfig {
@@ -120,7 +138,9 @@ impl DaemonConfig {
                 socket: folder.join(format!("{}.sock", stem(node))),
                 listen: "127.0.0.1:0".to_owned(),
             },
+            policy: PolicyConfig::default(),
             declare: None,
+            notify: Vec::new(),
             worker: Vec::new(),
             arguments: Vec::new(),
         }
@@ -130,6 +150,13 @@ impl DaemonConfig {
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {
         self.ebpf.btf = Some(btf.to_owned());
+        self
+    }
+
+    /// How long a worker that keeps failing stays unlisted at the first time.
+    #[must_use]
+    pub const fn with_hold_down_ms(mut self, millis: u64) -> Self {
+        self.policy.hold_down_ms = Some(millis);
         self
     }
 
@@ -207,6 +234,25 @@ impl DaemonConfig {
         self
     }
 
+    /// Adds a worker without a health service: it serves while it listens on this port.
+    #[must_use]
+    pub fn with_listener(mut self, name: &str, declared: &str, port: u16) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Env(declared.to_owned()),
+            writer: "daemon",
+            endpoint: format!("http://127.0.0.1:{port}"),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            sever: toml::Table::new(),
+            health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
+        });
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(mut self, engine: &Engine) -> Self {
@@ -222,7 +268,7 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500 },
+            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
         });
         self
     }
@@ -284,6 +330,8 @@ impl Daemon {
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        // The tests' own, which the daemon would warn of.
+        command.env_remove("LASTGASP_NATS_SERVER").env_remove("LASTGASP_SCREENSHOTS").env_remove("LASTGASP_BIN_DIR");
         let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })

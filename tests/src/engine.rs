@@ -8,6 +8,7 @@ use tokio::process::Command;
 
 use crate::HarnessError;
 use crate::binaries;
+use crate::matrix;
 use crate::model::{Dialect, Frontend};
 use crate::process::{Identity, Process};
 use crate::ready::Ready;
@@ -143,15 +144,18 @@ impl Engine {
     /// Sends a signal to the engine core.
     pub fn signal_core(&self, signal: Signal) {
         assert!(self.core.signal(signal), "the engine core was gone already");
+        count(signal);
     }
 
     /// Sends a signal to the root.
     pub fn signal_root(&self, signal: Signal) {
         assert!(self.process.identity.signal(signal), "the root was gone already");
+        count(signal);
     }
 
     /// Kills every process of the tree, the root first as a supervisor would.
     pub fn kill_tree(&self) {
+        count(Signal::SIGKILL);
         for pid in self.ready.pids().into_iter().rev() {
             if let Some(process) = Identity::of(pid) {
                 process.signal(Signal::SIGKILL);
@@ -182,5 +186,14 @@ impl Engine {
         let url = format!("{}/mock/{path}", self.endpoint());
         let response = reqwest::Client::new().post(url).send().await;
         response.and_then(reqwest::Response::error_for_status).map_err(HarnessError::http)
+    }
+}
+
+/// For the matrix of faults.
+fn count(signal: Signal) {
+    match signal {
+        Signal::SIGCONT => {}
+        Signal::SIGSTOP => matrix::count("engines stopped", 1),
+        _ => matrix::count("engines killed", 1),
     }
 }

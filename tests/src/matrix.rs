@@ -18,6 +18,12 @@ struct Row<'a> {
     test: &'a str,
 }
 
+#[derive(Serialize)]
+struct Count<'a> {
+    count: &'a str,
+    number: usize,
+}
+
 /// Appends the row of the running test, named after its thread, as the test runner names them.
 ///
 /// Call it last: a row says that the assertions before it held.
@@ -34,8 +40,25 @@ pub fn row(fault: &str, expected: &str, observed: &str) {
     }
 }
 
+/// Adds to a total over all stories, as `streams exact`.
+///
+/// # Panics
+///
+/// As [`row`].
+pub fn count(what: &str, number: usize) {
+    let Some(path) = std::env::var_os(ENVIRONMENT) else { return };
+    if let Err(error) = append(Path::new(&path), &Count { count: what, number }) {
+        panic!("{}: {error}", path.display());
+    }
+}
+
+/// Whether stories may take long: `cargo xtask test --long` says so.
+pub fn is_long() -> bool {
+    std::env::var_os("LASTGASP_LONG").is_some()
+}
+
 /// One write, so that rows of tests that run at once do not mix (`O_APPEND`).
-fn append(path: &Path, row: &Row<'_>) -> std::io::Result<()> {
+fn append(path: &Path, row: &impl Serialize) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(row)?;
     line.push(b'\n');
     OpenOptions::new().create(true).append(true).open(path)?.write_all(&line)

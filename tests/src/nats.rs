@@ -10,6 +10,7 @@ use tokio::process::Command;
 
 use crate::HarnessError;
 use crate::binaries;
+use crate::matrix;
 use crate::process::{GIVE_UP, Process};
 
 /// How a server is configured. May be changed between [`Nats::stop`] and [`Nats::resume`].
@@ -95,11 +96,6 @@ impl Nats {
         format!("nats://{}", self.address)
     }
 
-    /// Where it listens.
-    pub const fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         self.process.as_ref().map(Process::log_tail).unwrap_or_default()
@@ -127,15 +123,25 @@ impl Nats {
         Ok(async_nats::jetstream::new(self.client().await?))
     }
 
-    /// Kills it, as a crash would.
-    pub fn stop(&mut self) {
-        self.process = None;
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
     }
 
-    /// Stops it in the middle of everything, or lets it go on: SIGSTOP and SIGCONT.
+    /// Stops it in the middle of everything, or lets it go on: SIGSTOP and SIGCONT. Nothing, if it does not run.
     pub fn signal(&self, signal: Signal) {
-        let process = self.process.as_ref().expect("it runs");
-        assert!(process.identity.signal(signal));
+        if let Some(process) = &self.process {
+            process.identity.signal(signal);
+            if signal == Signal::SIGSTOP {
+                matrix::count("nats-server killed or stopped", 1);
+            }
+        }
+    }
+
+    /// Kills it, as a crash would.
+    pub fn stop(&mut self) {
+        matrix::count("nats-server killed or stopped", 1);
+        self.process = None;
     }
 
     /// Forgets all that a stopped server had stored.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::client::{Ending, Transcript};
+use crate::matrix;
 use crate::model::{Dialect, Endpoint, Generation, Output, Rejection, Request, TokenId};
 
 /// What a client has to get, whatever happens on the way.
@@ -76,6 +77,7 @@ impl Reference {
         assert_eq!(transcript.answer_ids.len(), 1, "one answer: {:?}", transcript.answer_ids);
         assert!(transcript.roles <= 1, "the role came {} times", transcript.roles);
         assert_eq!(transcript.ending, Some(Ending::Whole));
+        matrix::count("streams exact", 1);
     }
 }
 

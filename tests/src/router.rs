@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use lastgasp_protocol::Incarnation;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
@@ -20,6 +22,19 @@ pub struct Router {
     pub process: Process,
     /// Where it serves.
     pub address: SocketAddr,
+}
+
+/// One worker as a router knows it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct View {
+    /// Node and name.
+    pub worker: String,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// New work may go there.
+    pub takes_work: bool,
 }
 
 #[derive(Deserialize)]
@@ -45,6 +60,7 @@ impl Router {
     /// As for [`Self::start`].
     pub async fn start_with(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
         let ready_file = folder.join(format!("{name}.ready.json"));
+        let _ = std::fs::remove_file(&ready_file);
         let mut process = launch(name, arguments, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, address: ready.listen })
@@ -66,6 +82,37 @@ impl Router {
     /// The router does not answer.
     pub async fn stream(&self, endpoint: Endpoint, body: &Value) -> Result<LiveStream, HarnessError> {
         LiveStream::open(self.address, endpoint, body).await
+    }
+
+    /// What it knows of its workers.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer.
+    pub async fn workers(&self) -> Result<Vec<View>, HarnessError> {
+        let response = reqwest::get(format!("http://{}/workers", self.address)).await;
+        response.map_err(HarnessError::http)?.json().await.map_err(HarnessError::http)
+    }
+
+    /// Waits until exactly these workers, as `node/worker` and in order, may have new work.
+    ///
+    /// # Errors
+    ///
+    /// The router does not answer, or knows others for [`GIVE_UP`].
+    pub async fn offers(&self, expected: &[(&str, &Incarnation)]) -> Result<(), HarnessError> {
+        let deadline = Instant::now() + GIVE_UP;
+        loop {
+            let view = self.workers().await?;
+            let working = view.iter().filter(|view| view.takes_work).map(|view| (&*view.worker, &view.incarnation));
+            if working.eq(expected.iter().copied()) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let log = self.process.log_tail();
+                return Err(HarnessError::GaveUp(format!("{expected:#?} instead of {view:#?}; it said:\n{log}")));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Waits until one line of `/metrics`, named with its labels, has this value.

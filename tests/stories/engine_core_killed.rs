@@ -1,6 +1,7 @@
 //! The EngineCore child is killed while its API server lives and answers 200.
 
 use lastgasp_protocol::CauseKind;
+use lastgasp_tests::matrix;
 use nix::sys::signal::Signal;
 
 use crate::scene::{Scene, only_those_of_are_moved};
@@ -33,4 +34,12 @@ async fn story(arguments: &[&str]) {
     assert!(certificate.cause.process.as_ref().is_some_and(|name| name.contains("EngineCor")));
     assert_eq!((certificate.streams.streams, certificate.streams.moved), (2, 2));
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));
+    matrix::row(
+        "An engine core is killed under an API server that lives",
+        "withdrawn once, streams exact, nobody else touched",
+        &format!(
+            "{}; {} of {} streams moved",
+            certificate.cause, certificate.streams.moved, certificate.streams.streams
+        ),
+    );
 }

@@ -2,10 +2,12 @@
 
 use lastgasp_protocol::WorkerState;
 use lastgasp_tests::HarnessError;
+use lastgasp_tests::binaries;
 use lastgasp_tests::client::{LiveStream, Transcript};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
+use lastgasp_tests::matrix;
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::reference::Reference;
@@ -13,6 +15,7 @@ use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::process::Command;
 
 const NODE: &str = "node-a";
 
@@ -47,6 +50,20 @@ impl Scene {
         arguments: &[&str],
         change: impl FnOnce(DaemonConfig) -> DaemonConfig,
     ) -> Self {
+        Self::made(ebpf, arguments, change, Command::new(binaries::find("lastgasp").unwrap())).await
+    }
+
+    /// As [`Scene::new`], with a daemon that is started by this command.
+    pub(crate) async fn started_by(command: Command) -> Self {
+        Self::made("required", &[], |config| config, command).await
+    }
+
+    async fn made(
+        ebpf: &'static str,
+        arguments: &[&str],
+        change: impl FnOnce(DaemonConfig) -> DaemonConfig,
+        command: Command,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let nats = Nats::start(path).await.unwrap();
@@ -60,7 +77,7 @@ impl Scene {
             engines.push(engine);
         }
         let config = change(config);
-        let daemon = Daemon::start(&config, path).await.unwrap();
+        let daemon = Daemon::start_by(command, &config, path).await.unwrap();
         if config.mode == "enforce" {
             for engine in &engines {
                 discovery.listed(engine.process.name(), WorkerState::Serving).await.unwrap();
@@ -73,6 +90,7 @@ impl Scene {
     /// Kills the daemon as an upgrade that went wrong would: no handler runs.
     pub(crate) async fn kill_daemon(&mut self) {
         assert!(self.daemon.process.identity.signal(Signal::SIGKILL));
+        matrix::count("daemons killed", 1);
         self.daemon.process.exited().await.unwrap();
     }
 

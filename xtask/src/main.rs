@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod build_ebpf;
+mod chromium;
 mod containers;
 mod demo;
 mod dependencies;
 mod docs;
+mod faults;
 mod nats_server;
 mod promtool;
 mod record_btf;
@@ -30,6 +32,8 @@ enum Xtask {
     Dependencies(dependencies::Arguments),
     Docs(docs::Arguments),
     RecordBtf(record_btf::Arguments),
+    Faults(faults::Arguments),
+    Screenshots(chromium::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -41,6 +45,8 @@ fn main() -> ExitCode {
         Xtask::Dependencies(arguments) => dependencies::main(&arguments),
         Xtask::Docs(arguments) => docs::main(&arguments),
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
+        Xtask::Faults(arguments) => faults::main(&arguments),
+        Xtask::Screenshots(arguments) => chromium::screenshots(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, containers, nats_server, promtool, tools};
+use crate::{build_ebpf, chromium, containers, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -17,7 +17,7 @@ use crate::{build_ebpf, containers, nats_server, promtool, tools};
 Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
-  cargo xtask test --long                more property-test cases, kernels and kills
+  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
   cargo xtask test --peers               also beside LiteLLM, from PyPI
 
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
@@ -34,6 +34,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     peers: bool,
 }
+
+/// Tells tests that they may take long.
+pub(crate) const LONG: &str = "LASTGASP_LONG";
 
 /// Why a step is left out that was not asked for.
 const FILTERED: &str = "a filter was given";
@@ -97,6 +100,9 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut test = |name, skip: Option<&'static str>, command: &mut Command| {
         command.env(nats_server::ENVIRONMENT, &nats).env("PROPTEST_CASES", cases);
         command.env("LASTGASP_FUZZ_SECONDS", fuzz_seconds);
+        if arguments.long {
+            command.env(LONG, "1");
+        }
         if let Some(object) = &fresh {
             command.env("LASTGASP_EBPF_OBJECT", object);
         }
@@ -135,6 +141,11 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     steps.push(step("systemd unit", &mut deploy(&["unit"]), filtered.or(no_systemd)));
     let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
     steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));
+
+    let mut page = cargo("test");
+    page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
+    let no_browser = needs_root.or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
+    steps.push(step("status page, in Chromium", &mut page, filtered.or(no_browser)));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");

@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::Uri;
+use axum::http::{HeaderName, HeaderValue, Uri};
 use lastgasp_protocol::login::Login;
 use lastgasp_protocol::{Name, Writer, bounds};
 
 use super::error::Problem;
 use super::settings::Settings;
 use super::{
-    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
-    PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
+    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, NotifyConfig, NotifyKind,
+    OnLost, OnNotServing, PolicyConfig, SeverConfig, StatusConfig, WebhookConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
+use crate::notify::NoticeKind;
 
 /// Longest path of our socket: `sun_path` has 108 bytes with the NUL (unix(7)), and the socket is
 /// bound beside its place under a name that is up to 8 bytes longer.
@@ -32,6 +33,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let status = status(settings);
     let declare = declare(settings);
     let workers = workers(settings, declare.enabled);
+    let notify = notify(settings);
     let policy = PolicyConfig {
         hold_down: millis(settings, "policy.hold_down_ms"),
         near_certain_recheck: millis(settings, "policy.near_certain_recheck_ms"),
@@ -57,6 +59,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
         replicas: usize::try_from(number(settings, "nats.replicas")).expect("within the schema's bounds"),
         policy,
         declare,
+        notify,
         workers,
     };
     settings.problems.is_empty().then_some(config)
@@ -179,6 +182,68 @@ fn on_lost(settings: &mut Settings, section: &str) -> OnLost {
         "terminate-root" => OnLost::TerminateRoot,
         _ => OnLost::None,
     }
+}
+
+fn notify(settings: &mut Settings) -> Vec<NotifyConfig> {
+    (0..settings.entries("notify")).filter_map(|index| sink(settings, index)).collect()
+}
+
+fn sink(settings: &mut Settings, index: usize) -> Option<NotifyConfig> {
+    let at = |key: &str| format!("notify[{index}].{key}");
+    let kind = needed(settings, &at("kind"), "\"exec\" or \"webhook\"")?;
+    let (own, others) = match kind.as_str() {
+        "exec" => ("command", &["url", "token_file", "headers", "tls_ca"][..]),
+        _ => ("url", &["command"][..]),
+    };
+    for other in others {
+        if settings.is_set(&at(other)) {
+            let place = settings.place(&at(other));
+            settings.refuse(place, &at(other), format!("has no meaning with kind = \"{kind}\"; remove it"));
+        }
+    }
+    let what = if own == "url" { "where JSON is posted to" } else { "a program, as [\"/usr/local/bin/on-death\"]" };
+    require(settings, &at(own), what);
+    let on = settings.texts(&at("on")).into_iter().filter_map(|word| {
+        let known = NoticeKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+        if known.is_none() {
+            let place = settings.place(&at("on"));
+            let allowed = NoticeKind::ALL.map(NoticeKind::as_str).join(", ");
+            settings.refuse(place, &at("on"), format!("{word:?} is unknown; allowed: {allowed}"));
+        }
+        known
+    });
+    let on: Vec<NoticeKind> = on.collect();
+    let headers = settings.text_map(&at("headers"));
+    for (name, value) in &headers {
+        if HeaderName::from_bytes(name.as_bytes()).is_err() || HeaderValue::from_str(value).is_err() {
+            let place = settings.place(&at("headers"));
+            settings.refuse(place, &at("headers"), format!("{name:?} is no header, or its value is none"));
+        }
+    }
+    let command = settings.texts(&at("command"));
+    if kind == "exec" && settings.is_set(&at("command")) && command.is_empty() {
+        let place = settings.place(&at("command"));
+        settings.refuse(place, &at("command"), "is empty; name a program, as [\"/usr/local/bin/on-death\"]");
+    }
+    let path = |settings: &Settings, key| settings.text(&at(key)).map(PathBuf::from);
+    Some(NotifyConfig {
+        name: format!("{kind}-{index}"),
+        kind: if kind == "exec" {
+            NotifyKind::Exec { command }
+        } else {
+            NotifyKind::Webhook(WebhookConfig {
+                url: settings.text(&at("url"))?,
+                headers,
+                token_file: path(settings, "token_file"),
+                tls_ca: path(settings, "tls_ca"),
+            })
+        },
+        on,
+        timeout: millis(settings, &at("timeout_ms")),
+        attempts: u32::try_from(number(settings, &at("attempts"))).expect("within the schema's bounds"),
+        concurrency: usize::try_from(number(settings, &at("concurrency"))).expect("within the schema's bounds"),
+        queue: usize::try_from(number(settings, &at("queue"))).expect("within the schema's bounds"),
+    })
 }
 
 fn workers(settings: &mut Settings, may_be_declared: bool) -> Vec<WorkerConfig> {
@@ -409,11 +474,15 @@ fn services(settings: &mut Settings, path: &str) -> Vec<Service> {
 
 /// A text that must be set.
 fn needed(settings: &mut Settings, path: &str, what: &str) -> Option<String> {
+    require(settings, path, what);
+    settings.text(path)
+}
+
+fn require(settings: &mut Settings, path: &str, what: &str) {
     if !settings.is_set(path) {
         let place = settings.place(path);
         settings.refuse(place, path, format!("is missing; set it to {what}"));
     }
-    settings.text(path)
 }
 
 /// Where one of a setting's words leads.

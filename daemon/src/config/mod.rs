@@ -30,6 +30,7 @@ use crate::core::HealthRole;
 pub use crate::core::OnNotServing;
 use crate::engines::Profile;
 pub use crate::engines::Service;
+use crate::notify::NoticeKind;
 
 /// All that can be set.
 #[derive(Debug, Clone)]
@@ -54,6 +55,8 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// Which processes may declare themselves workers.
     pub declare: DeclareConfig,
+    /// Who is told of workers, beside NATS.
+    pub notify: Vec<NotifyConfig>,
     /// The workers of this node, in the order of the file.
     pub workers: Vec<WorkerConfig>,
 }
@@ -148,6 +151,50 @@ pub struct DeclareConfig {
     pub reap_grace: Duration,
     /// As [`SeverConfig::enabled`].
     pub sever: bool,
+}
+
+/// One sink of notices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotifyConfig {
+    /// Kind and place in the list, as `webhook-0`: for logs and metrics.
+    pub name: String,
+    /// Where notices go.
+    pub kind: NotifyKind,
+    /// Which ones.
+    pub on: Vec<NoticeKind>,
+    /// How long one try may take.
+    pub timeout: Duration,
+    /// How often it is tried, at least once.
+    pub attempts: u32,
+    /// How many are under way at one time, at least one; those of one worker stay in order.
+    pub concurrency: usize,
+    /// How many wait for each of those places.
+    pub queue: usize,
+}
+
+/// Where notices go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotifyKind {
+    /// A program and its arguments.
+    Exec {
+        /// Without a shell.
+        command: Vec<String>,
+    },
+    /// A URL.
+    Webhook(WebhookConfig),
+}
+
+/// How a webhook is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookConfig {
+    /// `http://…` or `https://…`.
+    pub url: String,
+    /// Sent with every notice.
+    pub headers: BTreeMap<String, String>,
+    /// File with a bearer token.
+    pub token_file: Option<PathBuf>,
+    /// PEM file with the authorities to trust; the system's without it.
+    pub tls_ca: Option<PathBuf>,
 }
 
 /// What is done about the processes of a worker that is lost.

@@ -128,7 +128,13 @@ pub static SCHEMA: &[Setting] = &[
         "6",
         "How long routers trust this node's workers without a sign of the daemon.",
     ),
-    fixed("policy.hold_down_ms", ms(0, HOUR_MS), "10000", "How long a lost worker that recovers stays unlisted."),
+    fixed(
+        "policy.hold_down_ms",
+        ms(0, HOUR_MS),
+        "10000",
+        "How long a lost worker that recovers stays unlisted; doubles with every loss in a row, up to 32 times. From the \
+         second loss on, its next process is held down too.",
+    ),
     fixed(
         "policy.near_certain_recheck_ms",
         ms(100, HOUR_MS),
@@ -139,7 +145,7 @@ pub static SCHEMA: &[Setting] = &[
         "policy.soft_withdrawals_per_minute",
         count(0, 10_000),
         "4",
-        "Most withdrawals a minute on anything but process evidence.",
+        "Most withdrawals a minute on anything but process evidence; the rest is held back, and said.",
     ),
     fixed(
         "declare.enabled",
@@ -164,6 +170,41 @@ pub static SCHEMA: &[Setting] = &[
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
     fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
+    open("notify[].kind", OneOf(&["exec", "webhook"]), "Who else is told of workers: a program, or a URL."),
+    fixed(
+        "notify[].on",
+        Texts,
+        "serving,unready,draining,withdrawn,certificate",
+        "What is told: a record that stands with this state, one that is gone, a death certificate that is complete.",
+    ),
+    fixed(
+        "notify[].command",
+        Texts,
+        "",
+        "With exec: the program and its arguments; it gets JSON on its standard input.",
+    ),
+    open("notify[].url", WebUrl, "With webhook: where JSON is posted to."),
+    open(
+        "notify[].token_file",
+        Path,
+        "With webhook: file with a bearer token and nothing else, read for every notice.",
+    ),
+    fixed("notify[].headers", TextMap, "", "With webhook: further headers."),
+    open("notify[].tls_ca", Path, "With webhook: PEM file with the authorities to trust. Default: the system's."),
+    fixed("notify[].timeout_ms", ms(100, 10 * MINUTE_MS), "10000", "How long one try may take."),
+    fixed(
+        "notify[].attempts",
+        count(1, 1000),
+        "8",
+        "How often a notice is tried, with pauses that grow from 0.5 s to 30 s.",
+    ),
+    fixed(
+        "notify[].concurrency",
+        count(1, 64),
+        "1",
+        "How many notices are under way at one time; those about one worker stay in order.",
+    ),
+    fixed("notify[].queue", count(1, 100_000), "256", "How many notices wait for each of those places."),
     open("worker[].name", Name, "Name of the worker in discovery; needed, and once on this node."),
     fixed(
         "worker[].engine",

@@ -127,12 +127,12 @@ fn an_unknown_engine() {
 fn a_key_with_a_slip_of_the_finger() {
     assert_eq!(
         refused(&format!("[lease]\nttl_s = 6\n[status]\n\nlisten_on = \"127.0.0.1:1\"\nsokcet = \"/x\"{WORKER}")),
-        "gpu.toml:5: status.listen_on: is not a setting; known here: socket, listen (did you mean \"listen\"?)\n\
-         gpu.toml:6: status.sokcet: is not a setting; known here: socket, listen (did you mean \"socket\"?)"
+        "gpu.toml:5: status.listen_on: is not a setting; known here: socket, listen, page (did you mean \"listen\"?)\n\
+         gpu.toml:6: status.sokcet: is not a setting; known here: socket, listen, page (did you mean \"socket\"?)"
     );
     assert_eq!(
         refused(&format!("nat.url = \"nats://h:1\"{WORKER}")),
-        "gpu.toml:1: nat: is not a setting; known here: node, mode, priority, nats, ebpf, status, lease, policy, declare, worker (did you mean \"nats\"?)"
+        "gpu.toml:1: nat: is not a setting; known here: node, mode, priority, nats, ebpf, status, lease, policy, declare, notify, worker (did you mean \"nats\"?)"
     );
 }
 
@@ -469,4 +469,36 @@ fn an_environment_declares_a_worker() {
          LASTGASP_ENGINE: worker[0].engine: \"vlm\" is not an engine profile; allowed: vllm, sglang, trtllm, generic (did you mean \"vllm\"?)\n\
          LASTGASP_WORKER: worker[0].endpoint: is missing; set it to the URL for routers, as \"http://10.0.0.7:8000\""
     );
+}
+
+#[test]
+fn sinks_of_notices_have_what_their_kind_needs() {
+    let text = format!(
+        "[[notify]]\nkind = 'exec'\ncommand = ['/bin/on-death', '-v']\non = ['withdrawn']\n\
+         [[notify]]\nkind = 'webhook'\nurl = 'https://hooks.example/T0/secret'\nheaders = {{ x-a = 'b' }}\n{WORKER}"
+    );
+    let config = config(&text, &[]);
+    let [exec, hook] = &config.notify[..] else { panic!("{:?}", config.notify) };
+    assert_eq!((exec.name.as_str(), &exec.on[..]), ("exec-0", &[NoticeKind::Withdrawn][..]));
+    assert_eq!(exec.kind, NotifyKind::Exec { command: vec!["/bin/on-death".into(), "-v".into()] });
+    assert_eq!((hook.name.as_str(), &hook.on[..], hook.attempts), ("webhook-1", &NoticeKind::ALL[..], 8));
+}
+
+#[test]
+fn a_wrong_sink_is_refused_in_so_many_words() {
+    let sink = |lines: &str| refused(&format!("[[notify]]\n{lines}\n{WORKER}"));
+    for (lines, words) in [
+        ("on = ['withdrawn']", "notify[0].kind: is missing; set it to \"exec\" or \"webhook\""),
+        ("kind = 'exec'", "notify[0].command: is missing; set it to a program"),
+        ("kind = 'exec'\ncommand = []", "notify[0].command: is empty; name a program"),
+        ("kind = 'webhook'", "notify[0].url: is missing; set it to where JSON is posted to"),
+        ("kind = 'webhook'\nurl = 'ftp://a/b'", "it does not begin with http:// or https://"),
+        ("kind = 'webhook'\nurl = 'http://u:s3cret@a/b'", "it holds credentials; use token_file or headers"),
+        ("kind = 'webhook'\nurl = 'http://a/b'\ncommand = ['x']", "has no meaning with kind = \"webhook\"; remove it"),
+        ("kind = 'exec'\ncommand = ['x']\non = ['death']", "\"death\" is unknown; allowed: serving, unready"),
+        ("kind = 'webhook'\nurl = 'http://a/b'\nheaders = { 'a b' = 'c' }", "\"a b\" is no header"),
+    ] {
+        let said = sink(lines);
+        assert!(said.contains(words) && !said.contains("s3cret"), "{lines}: {said}");
+    }
 }

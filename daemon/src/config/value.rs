@@ -38,6 +38,8 @@ pub enum Kind {
     BaseUrl,
     /// `http://host:port/path`.
     Url,
+    /// `http://host/path` or `https://host/path`.
+    WebUrl,
     /// NATS servers, separated by commas.
     NatsUrls,
     /// A file.
@@ -82,6 +84,7 @@ impl Kind {
             Self::Address => "an IP address and a port, as \"127.0.0.1:9464\"".to_owned(),
             Self::BaseUrl => "\"http://host:port\"".to_owned(),
             Self::Url => "\"http://host:port\", with a path where the server needs one".to_owned(),
+            Self::WebUrl => "\"https://host/path\" or \"http://host/path\"".to_owned(),
             Self::NatsUrls => "\"nats://host:port\", also tls, ws or wss, several separated by commas".to_owned(),
             Self::Path => "a file name".to_owned(),
             Self::Numbers { min, max } => format!("a list of whole numbers from {min} to {max}"),
@@ -220,6 +223,9 @@ impl Kind {
             Self::BaseUrl | Self::Url => {
                 http_url(text, self == Self::Url).map_err(|wrong| self.refuse(&format!("{text:?} {wrong}")))?;
             }
+            Self::WebUrl => {
+                web_url(text).map_err(|wrong| self.refuse(wrong))?;
+            }
             Self::NatsUrls => {
                 login::servers(text).map_err(|error| error.to_string())?;
             }
@@ -261,4 +267,17 @@ fn http_url(text: &str, with_path: bool) -> Result<(), &'static str> {
         return Err("has a path");
     }
     Ok(())
+}
+
+/// Its text is not repeated in errors: what stands in a path may be a secret.
+fn web_url(text: &str) -> Result<(), &'static str> {
+    let uri: Uri = text.parse().map_err(|_| "it is not a URL")?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err("it does not begin with http:// or https://");
+    }
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => Err("it holds credentials; use token_file or headers"),
+        Some(_) => Ok(()),
+        None => Err("it has no host"),
+    }
 }

@@ -92,7 +92,7 @@ impl Worker {
         (life.out_of_service, life.terminating, life.dismissed) = (false, false, false);
         let live = life.live != Some(false) && life.dead.is_empty();
         if live && life.ready == Some(false) {
-            self.relist(State::Unready, Some(Cause::of(CauseKind::NotReady)), out);
+            self.relist(State::Unready, Some(Cause::of(CauseKind::NotReady)), now, out);
         } else {
             self.healthy(now, Duration::ZERO, out);
         }

@@ -160,6 +160,15 @@ pub enum Effect {
         /// When.
         at: Nanos,
     },
+    /// The worker would serve, and is not listed before the end of its hold-down.
+    HeldDown {
+        /// Which worker.
+        worker: WorkerId,
+        /// Its losses in a row.
+        losses: u32,
+        /// When it may be listed.
+        until: Nanos,
+    },
     /// A verdict was held back. To be said loudly.
     Held {
         /// Which worker.

@@ -61,6 +61,17 @@ pub enum Exit {
     Unknown,
 }
 
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::Signal { signal, core: false } => write!(f, "signal {signal}"),
+            Self::Signal { signal, core: true } => write!(f, "signal {signal}, core dumped"),
+            Self::Unknown => f.write_str("how is not known"),
+        }
+    }
+}
+
 impl Exit {
     /// From a wait status as the kernel keeps it in `task_struct.exit_code`: the low seven bits are
     /// the signal, 0x80 says that a core was dumped, the next byte is the status (wait(2)).

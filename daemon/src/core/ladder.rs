@@ -159,3 +159,27 @@ fn cause_of_exit(process: &Process, exit: Exit) -> Cause {
     };
     Cause { kind, signal, exit_status, process: Some(process.title.as_ref().to_owned()), ..Cause::of(kind) }
 }
+
+/// The better of two causes of one death. The first evidence is often vague: a group exit shows
+/// every thread signal 9, whatever the first signal was, and an OOM kill looks like any SIGKILL.
+pub(super) fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
+    if former.process.is_some() && former.process != later.process {
+        return None;
+    }
+    // Whoever asked for it knew why; that its process ends later on is another matter.
+    if former.kind == CauseKind::Commanded {
+        return None;
+    }
+    let rank = |cause: &Cause| match cause.kind {
+        CauseKind::OomKilled | CauseKind::Replaced | CauseKind::GpuFault => 3,
+        CauseKind::ProcessKilled | CauseKind::ProcessCrashed | CauseKind::ProcessExited => 2,
+        CauseKind::ProcessGone => 1,
+        _ => 0,
+    };
+    let better = match rank(later).cmp(&rank(former)) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Equal => former.signal != later.signal || former.kind != later.kind,
+        std::cmp::Ordering::Less => false,
+    };
+    better.then(|| Cause { sender: later.sender.clone().or_else(|| former.sender.clone()), ..later.clone() })
+}

@@ -3,9 +3,11 @@
 //! Synchronous, without sockets and without a clock: time comes in with the input. All policy is
 //! here, the part that depends on the kind of evidence in one table, [`ladder`].
 
+mod brake;
 mod command;
 mod effect;
 mod evidence;
+mod flapping;
 mod ladder;
 mod worker;
 
@@ -14,19 +16,21 @@ use std::time::Duration;
 
 use lastgasp_protocol::{Cause, Incarnation};
 
+pub use brake::Held;
+use brake::{Brake, NodeBrake};
 pub use command::{Command, Refused};
 pub use effect::{Effect, HeldBack, Listing, State, Timer};
 pub use evidence::{
     Addressee, Direction, Evidence, Exit, GpuPolicy, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId,
 };
-use worker::{Brake, Life, Worker};
+use worker::{Life, Worker};
 pub use worker::{OnNotServing, WorkerPolicy};
 
 /// What is configured for the node as a whole.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// How long a lost worker that lives must have been well before it is listed again. Doubles
-    /// with every loss of the same life.
+    /// How long a lost worker that lives stays unlisted. Doubles with every loss in a row, up to 32
+    /// times as long. After the second loss in a row the worker's next process is held down too.
     pub hold_down: Duration,
     /// How long after a fatal signal an exit is expected.
     pub recheck_after: Duration,
@@ -140,6 +144,18 @@ impl Core {
         self.workers.get(&worker)?.life.as_ref().map(|life| life.state)
     }
 
+    /// What the record of a worker that serves is about.
+    #[must_use]
+    pub fn serving(&self, worker: WorkerId) -> Option<Listing> {
+        self.workers.get(&worker)?.serving()
+    }
+
+    /// The verdict about a worker that is held back, if one is.
+    #[must_use]
+    pub fn held_back(&self, worker: WorkerId) -> Option<&Held> {
+        self.workers.get(&worker)?.life.as_ref()?.held.as_ref()
+    }
+
     fn with_worker(
         &mut self,
         id: WorkerId,
@@ -159,29 +175,6 @@ impl Core {
         let (all, failing) =
             lives.fold((0, 0), |(all, failing), life| (all + 1, failing + usize::from(life.unanswered > 0)));
         failing >= 2 && failing * 2 > all
-    }
-}
-
-struct NodeBrake<'a> {
-    soft: &'a mut VecDeque<Nanos>,
-    limit: u32,
-    about_us: bool,
-}
-
-impl Brake for NodeBrake<'_> {
-    fn admit_soft(&mut self, now: Nanos) -> Option<HeldBack> {
-        while self.soft.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
-            self.soft.pop_front();
-        }
-        if self.soft.len() >= self.limit as usize {
-            return Some(HeldBack::BlastRadius);
-        }
-        self.soft.push_back(now);
-        None
-    }
-
-    fn about_us(&self) -> bool {
-        self.about_us
     }
 }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use lastgasp_protocol::{Action, Cause, CauseKind, Incarnation, Mode, Sender, WorkerState};
 
+use super::brake::{Brake, Held, Unbraked};
+use super::flapping::Flaps;
 use super::ladder::{self, Meaning};
 use super::{
     Addressee, Effect, Evidence, HealthRole, HeldBack, Listing, Nanos, Process, ProcessId, State, Timer, WorkerId,
@@ -15,8 +17,6 @@ const MIN_UNANSWERED: u32 = 3;
 const REFUSED_VERDICT: u32 = 2;
 /// How long a verdict that was held back waits before it is looked at again.
 const RETRY_HELD: Duration = Duration::from_secs(5);
-/// The hold-down doubles with every loss of the same life, up to this many times.
-const MAX_HOLD_DOUBLINGS: u32 = 5;
 
 /// What follows when the liveness service says NOT_SERVING while the processes live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
@@ -46,19 +46,12 @@ pub struct WorkerPolicy {
     pub has_liveness: bool,
 }
 
-/// Withdrawals without process evidence, and whether one more is allowed.
-pub(super) trait Brake {
-    /// Why a withdrawal on other than process evidence may not happen now, if so. Counts it if it may.
-    fn admit_soft(&mut self, now: Nanos) -> Option<HeldBack>;
-    /// Probes of most of the node's workers fail at once.
-    fn about_us(&self) -> bool;
-}
-
 #[derive(Debug)]
 pub(super) struct Worker {
     id: WorkerId,
     pub(super) policy: WorkerPolicy,
     pub(super) life: Option<Life>,
+    flaps: Flaps,
 }
 
 /// One life of a worker, from the sight of its root process on.
@@ -77,8 +70,8 @@ pub(super) struct Life {
     pub(super) dismissed: bool,
     /// Somebody took it out of service: it is not listed again until that is taken back.
     pub(super) out_of_service: bool,
-    /// A verdict on other than process evidence that the node's limit held back.
-    held: Option<Cause>,
+    /// A verdict on other than process evidence that the node's brake holds back.
+    pub(super) held: Option<Held>,
     pub(super) root_dead: bool,
     pub(super) dead: Vec<Dead>,
     pub(super) live: Option<bool>,
@@ -87,8 +80,6 @@ pub(super) struct Life {
     refused: u32,
     pub(super) unanswered: u32,
     first_unanswered: Nanos,
-    losses: u32,
-    lost_at: Nanos,
     /// Who sent signals lately, the latest last.
     sent: Vec<Sent>,
 }
@@ -124,6 +115,16 @@ impl Life {
         cause
     }
 
+    /// The worker answers. That takes back a verdict that it does not; and if its liveness service
+    /// is content, one that it was not.
+    fn refute_held(&mut self, live: bool) {
+        self.held.take_if(|held| match held.cause.kind {
+            CauseKind::Hung | CauseKind::ConnectionRefused | CauseKind::ListenerClosed => true,
+            CauseKind::NotServing => live,
+            _ => false,
+        });
+    }
+
     pub(super) fn is(&self, incarnation: &Incarnation) -> bool {
         self.incarnation == *incarnation
     }
@@ -148,8 +149,12 @@ impl Worker {
         self.id
     }
 
-    pub(super) const fn new(id: WorkerId, policy: WorkerPolicy) -> Self {
-        Self { id, policy, life: None }
+    pub(super) fn new(id: WorkerId, policy: WorkerPolicy) -> Self {
+        Self { id, policy, life: None, flaps: Flaps::default() }
+    }
+
+    pub(super) fn serving(&self) -> Option<Listing> {
+        self.life.as_ref().filter(|life| life.state == State::Serving).map(|life| life.listing(self.id))
     }
 
     /// A root process was found. Another one than before means that the former is gone.
@@ -191,8 +196,6 @@ impl Worker {
             refused: 0,
             unanswered: 0,
             first_unanswered: now,
-            losses: 0,
-            lost_at: now,
             sent: Vec::new(),
         });
         out.push(Effect::Changed { worker: self.id, from, to: State::Starting, cause: None });
@@ -208,6 +211,8 @@ impl Worker {
         life.epoch = epoch;
         life.listed = true;
         life.state = State::Serving;
+        // Nobody knows since when; it may have been long.
+        self.flaps.listed(Nanos::default());
         out.push(Effect::Changed { worker: self.id, from: State::Starting, to: State::Serving, cause: None });
     }
 
@@ -286,14 +291,14 @@ impl Worker {
                     match self.policy.on_not_serving {
                         OnNotServing::Drain => self.drain(cause, now, out),
                         OnNotServing::Lost => self.lost(cause, now, Some(brake), out),
-                        OnNotServing::Unready => self.relist(State::Unready, Some(cause), out),
+                        OnNotServing::Unready => self.relist(State::Unready, Some(cause), now, out),
                     }
                 }
             }
             Meaning::NotReady => {
                 life.ready = Some(false);
                 if life.state == State::Serving {
-                    self.relist(State::Unready, Some(Cause::of(CauseKind::NotReady)), out);
+                    self.relist(State::Unready, Some(Cause::of(CauseKind::NotReady)), now, out);
                 }
             }
             Meaning::Healthy(role) => {
@@ -301,7 +306,8 @@ impl Worker {
                     HealthRole::Liveness => life.live = Some(true),
                     HealthRole::Readiness => life.ready = Some(true),
                 }
-                (life.refused, life.unanswered, life.held) = (0, 0, None);
+                (life.refused, life.unanswered) = (0, 0);
+                life.refute_held(role == HealthRole::Liveness);
                 self.healthy(now, hold_down, out);
             }
             Meaning::Listening => {
@@ -309,7 +315,8 @@ impl Worker {
                 self.healthy(now, hold_down, out);
             }
             Meaning::Answered => {
-                (life.refused, life.unanswered, life.held) = (0, 0, None);
+                (life.refused, life.unanswered) = (0, 0);
+                life.refute_held(false);
                 self.healthy(now, hold_down, out);
             }
             Meaning::Refused => {
@@ -383,7 +390,7 @@ impl Worker {
             State::Draining => self.lost(cause, now, None, out),
             State::Left => {}
             State::Lost => {
-                if let Some(better) = life.cause.as_ref().and_then(|former| refine(former, &cause)) {
+                if let Some(better) = life.cause.as_ref().and_then(|former| ladder::refine(former, &cause)) {
                     life.cause = Some(better.clone());
                     out.push(Effect::Refined { worker: self.id, cause: better });
                 }
@@ -402,7 +409,13 @@ impl Worker {
             return;
         }
         let cause = Cause::of(CauseKind::Hung);
+        self.hung(cause, now, brake, out);
+    }
+
+    fn hung(&mut self, cause: Cause, now: Nanos, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
         if brake.about_us() {
+            let Some(life) = self.life.as_mut() else { return };
+            life.held = Some(Held { reason: HeldBack::AboutUs, cause: cause.clone() });
             out.push(Effect::Held { worker: self.id, reason: HeldBack::AboutUs, cause });
         } else {
             self.lost(cause, now, Some(brake), out);
@@ -414,7 +427,7 @@ impl Worker {
         if let Some(reason) = brake.and_then(|brake| brake.admit_soft(now)) {
             // The evidence may come only once, so the verdict is kept.
             if let Some(life) = self.life.as_mut() {
-                life.held = Some(cause.clone());
+                life.held = Some(Held { reason, cause: cause.clone() });
             }
             out.push(Effect::Held { worker: self.id, reason, cause });
             out.push(Effect::Arm { worker: self.id, timer: Timer::Held, at: now.plus(RETRY_HELD) });
@@ -425,8 +438,7 @@ impl Worker {
         let from = std::mem::replace(&mut life.state, State::Lost);
         let was_listed = std::mem::take(&mut life.listed);
         life.cause = Some(cause.clone());
-        life.losses += 1;
-        life.lost_at = now;
+        self.flaps.lost(now);
         // A worker that was handed over has lost its record before; its last streams are told all the same.
         if was_listed || from == State::Draining {
             let listing = life.listing(self.id);
@@ -443,7 +455,8 @@ impl Worker {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, State::Left);
         let was_listed = std::mem::take(&mut life.listed);
-        life.cause = Some(cause.clone());
+        self.flaps.left();
+        (life.cause, life.held) = (Some(cause.clone()), None);
         let listing = life.listing(self.id);
         if was_listed {
             out.push(Effect::Withdraw(listing.clone()));
@@ -468,13 +481,17 @@ impl Worker {
     }
 
     /// Serving or unready: the record says so.
-    pub(super) fn relist(&mut self, to: State, cause: Option<Cause>, out: &mut Vec<Effect>) {
+    pub(super) fn relist(&mut self, to: State, cause: Option<Cause>, now: Nanos, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let from = std::mem::replace(&mut life.state, to);
         life.dismissed = false;
+        if matches!(from, State::Draining | State::Lost) {
+            life.held = None;
+        }
         if !life.listed {
             life.epoch += 1;
             life.listed = true;
+            self.flaps.listed(now);
         }
         life.cause.clone_from(&cause);
         let state = if to == State::Unready { WorkerState::Unready } else { WorkerState::Serving };
@@ -498,25 +515,29 @@ impl Worker {
         }
         match life.state {
             State::Starting if self.policy.registers_itself => {}
-            State::Starting | State::Unready => self.relist(State::Serving, None, out),
+            State::Starting => self.list_from(self.flaps.next_life_from(hold_down), now, out),
+            State::Unready => self.relist(State::Serving, None, now, out),
             State::Serving | State::Left => {}
             // The record still stands: it never left.
             State::Draining if life.listed && !life.terminating && !life.dismissed => {
-                self.relist(State::Serving, None, out);
+                self.relist(State::Serving, None, now, out);
             }
             State::Draining if life.listed => {}
-            State::Draining | State::Lost => {
-                let hold = hold_down * 2_u32.pow(life.losses.saturating_sub(1).min(MAX_HOLD_DOUBLINGS));
-                let due = life.lost_at.plus(hold);
-                if life.terminating {
-                    // A draining engine goes on answering its health checks (vLLM 0.32 with
-                    // --shutdown-timeout says 200 to the end), so that proves nothing.
-                } else if now >= due {
-                    self.relist(State::Serving, None, out);
-                } else {
-                    out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at: due });
-                }
-            }
+            // A draining engine goes on answering its health checks (vLLM 0.32 with
+            // --shutdown-timeout says 200 to the end), so that proves nothing.
+            State::Draining | State::Lost if life.terminating => {}
+            State::Draining | State::Lost => self.list_from(self.flaps.same_life_from(hold_down), now, out),
+        }
+    }
+
+    /// Lists it, at the end of its hold-down.
+    fn list_from(&mut self, until: Nanos, now: Nanos, out: &mut Vec<Effect>) {
+        if now >= until {
+            return self.relist(State::Serving, None, now, out);
+        }
+        out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at: until });
+        if self.flaps.is_news(until) {
+            out.push(Effect::HeldDown { worker: self.id, losses: self.flaps.losses(), until });
         }
     }
 
@@ -541,12 +562,16 @@ impl Worker {
                     process: dead.process.clone(),
                 }));
             }
-            Timer::Held if life.is_listed_state() => {
-                if let Some(cause) = self.life.as_mut().and_then(|life| life.held.take()) {
-                    self.lost(cause, now, Some(brake), out);
+            Timer::Held if life.is_listed_state() => match life.held.clone() {
+                Some(Held { reason: HeldBack::BlastRadius, cause }) if cause.kind == CauseKind::Hung => {
+                    self.hung(cause, now, brake, out);
                 }
+                Some(Held { reason: HeldBack::BlastRadius, cause }) => self.lost(cause, now, Some(brake), out),
+                Some(Held { reason: HeldBack::AboutUs, .. }) | None => {}
+            },
+            Timer::HoldDown if matches!(life.state, State::Starting | State::Lost | State::Draining) => {
+                self.healthy(now, hold_down, out);
             }
-            Timer::HoldDown if matches!(life.state, State::Lost | State::Draining) => self.healthy(now, hold_down, out),
             _ => {}
         }
     }
@@ -555,57 +580,22 @@ impl Worker {
     fn handover(&mut self, now: Nanos, hold_down: Duration, brake: &mut dyn Brake, out: &mut Vec<Effect>) {
         let Some(life) = self.life.as_mut() else { return };
         let cause = life.cause.clone().unwrap_or_else(|| Cause::of(CauseKind::Terminated));
-        if cause.kind == CauseKind::NotServing
-            && let Some(reason) = brake.admit_soft(now)
-        {
+        let asked_for = life.terminating || life.dismissed || life.out_of_service;
+        if !asked_for && let Some(reason) = brake.admit_soft(now) {
+            life.held = Some(Held { reason, cause: cause.clone() });
             out.push(Effect::Held { worker: self.id, reason, cause });
             out.push(Effect::Arm { worker: self.id, timer: Timer::DrainWindow, at: now.plus(RETRY_HELD) });
             return;
         }
-        life.listed = false;
-        life.lost_at = now;
+        (life.listed, life.held) = (false, None);
+        self.flaps.lost(now);
         let listing = life.listing(self.id);
         out.push(Effect::Withdraw(listing.clone()));
         out.push(Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Handover), cause });
         if !life.terminating {
             // It may have been asked to leave and have stayed.
-            out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at: now.plus(hold_down) });
+            let at = self.flaps.same_life_from(hold_down);
+            out.push(Effect::Arm { worker: self.id, timer: Timer::HoldDown, at });
         }
     }
-}
-
-/// The brake of a life that is over anyway.
-struct Unbraked;
-
-impl Brake for Unbraked {
-    fn admit_soft(&mut self, _now: Nanos) -> Option<HeldBack> {
-        None
-    }
-    fn about_us(&self) -> bool {
-        false
-    }
-}
-
-/// The better of two causes of one death. The first evidence is often vague: a group exit shows
-/// every thread signal 9, whatever the first signal was, and an OOM kill looks like any SIGKILL.
-fn refine(former: &Cause, later: &Cause) -> Option<Cause> {
-    if former.process.is_some() && former.process != later.process {
-        return None;
-    }
-    // Whoever asked for it knew why; that its process ends later on is another matter.
-    if former.kind == CauseKind::Commanded {
-        return None;
-    }
-    let rank = |cause: &Cause| match cause.kind {
-        CauseKind::OomKilled | CauseKind::Replaced | CauseKind::GpuFault => 3,
-        CauseKind::ProcessKilled | CauseKind::ProcessCrashed | CauseKind::ProcessExited => 2,
-        CauseKind::ProcessGone => 1,
-        _ => 0,
-    };
-    let better = match rank(later).cmp(&rank(former)) {
-        std::cmp::Ordering::Greater => true,
-        std::cmp::Ordering::Equal => former.signal != later.signal || former.kind != later.kind,
-        std::cmp::Ordering::Less => false,
-    };
-    better.then(|| Cause { sender: later.sender.clone().or_else(|| former.sender.clone()), ..later.clone() })
 }

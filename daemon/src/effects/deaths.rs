@@ -12,9 +12,11 @@ use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{
     Answer, Cause, Certificate, Container, Counts, Incarnation, Moment, Name, Orphan, Phase, SCHEMA,
 };
+use tokio::sync::{Semaphore, watch};
 use ulid::Ulid;
 
 use crate::core::{Addressee, Kind, Nanos, ProcessId, WorkerId};
+use crate::fault;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::sensors::proc;
@@ -125,7 +127,7 @@ impl Deaths {
         }
         let detail = match kind {
             Kind::ProcessExit { process, exit } | Kind::ProcessGone { process, exit } => {
-                format!("{} (pid {}) {exit:?}", process.title, process.tgid)
+                format!("{} (pid {}) {exit}", process.title, process.tgid)
             }
             Kind::SignalDelivered { process, signal } => {
                 format!("{} (pid {}) signal {signal}", process.title, process.tgid)
@@ -394,23 +396,58 @@ impl Draft {
     }
 }
 
-/// Keeps a certificate on the server. Tries for a minute; it is in the log and in status anyway.
-pub async fn publish(context: jetstream::Context, certificate: Certificate, metrics: Metrics) {
-    let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
-    let payload = Bytes::from(certificate.to_json());
-    for attempt in 0..12 {
-        let published = match context.publish(subject.clone(), payload.clone()).await {
-            Ok(acknowledgement) => acknowledgement.await.map(drop),
-            Err(error) => Err(error),
+/// Certificates that the server has not acknowledged, at most. They have some KiB each.
+const MAX_UNKEPT: usize = 256;
+/// Pauses between tries to keep one.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
+
+/// Keeps certificates on the server, for as long as it takes: it may be full, or not there yet.
+#[derive(Debug, Clone)]
+pub struct Archive {
+    context: watch::Receiver<Option<jetstream::Context>>,
+    room: Arc<Semaphore>,
+    metrics: Metrics,
+}
+
+impl Archive {
+    /// An archive on the server of this context, once there is one.
+    #[must_use]
+    pub fn new(context: watch::Receiver<Option<jetstream::Context>>, metrics: Metrics) -> Self {
+        Self { context, room: Arc::new(Semaphore::new(MAX_UNKEPT)), metrics }
+    }
+
+    /// What keeps one, to be spawned. If too many others wait, it is lost to the server, and counted; the
+    /// log and `lastgasp events` have had it.
+    pub fn keep(&self, certificate: &Certificate) -> Option<impl Future<Output = ()> + use<>> {
+        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
+            tracing::error!(certificate = certificate.certificate, "certificate not kept: too many others wait");
+            self.metrics.lose(Loss::Certificate, 1);
+            return None;
         };
-        match published {
-            Ok(()) => return,
-            Err(error) if attempt == 11 => {
-                tracing::warn!(%error, certificate = certificate.certificate, "certificate not kept on the server");
-                metrics.lose(Loss::Certificate, 1);
+        let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
+        let payload = Bytes::from(certificate.to_json());
+        let (mut context, id) = (self.context.clone(), certificate.certificate.clone());
+        Some(async move {
+            let mut pause = BACKOFF.0;
+            loop {
+                let Ok(context) = context.wait_for(Option::is_some).await.map(|context| context.clone()) else {
+                    return;
+                };
+                let Some(context) = context else { return };
+                let published = match context.publish(subject.clone(), payload.clone()).await {
+                    Ok(acknowledgement) => acknowledgement.await.map(drop),
+                    Err(error) => Err(error),
+                };
+                match published {
+                    Ok(()) => break,
+                    Err(error) => tracing::warn!(%error, certificate = id, "certificate not kept yet"),
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(BACKOFF.1);
             }
-            Err(_) => tokio::time::sleep(Duration::from_secs(5)).await,
-        }
+            fault::point("certificate kept");
+            drop(room);
+        })
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::nats::Link;
 use crate::core::WorkerId;
+use crate::fault;
 
 /// How long a record or tombstone outlives its node, if the node never returns.
 pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -273,6 +274,10 @@ impl Task {
                 bucket = ready => bucket?,
                 changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
             };
+            // Something else may be wanted since the same moment.
+            if self.wanted.has_changed().map_err(drop)? {
+                return Ok(());
+            }
             let mut link = self.ledger.link.clone();
             let tried = tokio::select! {
                 biased;
@@ -354,6 +359,7 @@ impl Task {
         let payload = Bytes::from(record.to_json());
         let written = bucket.put(&self.key, payload.clone(), expect, RECORD_TTL).await;
         if written.is_ok() {
+            fault::point("record listed");
             self.written = Some(record.incarnation.clone());
         }
         self.settle(written, payload, false, |revision| Outcome::Listed {
@@ -397,6 +403,9 @@ impl Task {
         };
         self.ending = Some(incarnation.clone());
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
+        if written.is_ok() {
+            fault::point("record withdrawn");
+        }
         self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
 

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::standing::Standing;
 use crate::core::ProcessId;
+use crate::fault;
 use crate::sensors::proc;
 
 /// What became of the lease.
@@ -67,7 +68,9 @@ pub async fn keep(
         let event = match written {
             Ok(written) => {
                 standing.good("lease");
-                revision = Some(written);
+                if revision.replace(written).is_none() {
+                    fault::point("lease taken");
+                }
                 LeaseEvent::Held
             }
             Err(Verdict::Wait(why)) => {

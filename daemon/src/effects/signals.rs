@@ -12,6 +12,7 @@ use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase, RouterLease};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::Nanos;
+use crate::fault;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::sensors::proc;
@@ -110,6 +111,7 @@ impl Signals {
         if first.as_mut().and_then(FutureExt::now_or_never).is_some() {
             first = None;
         }
+        fault::point("signal queued");
         let this = self.clone();
         tokio::spawn(async move {
             if let Some(first) = first
@@ -121,6 +123,7 @@ impl Signals {
             let started = tokio::time::Instant::now();
             for after in REPEATS {
                 if this.all_received(&certificate, started + after).await {
+                    fault::point("signal received");
                     break;
                 }
                 if let Err(error) = publish().await {

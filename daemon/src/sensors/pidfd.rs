@@ -8,7 +8,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
-use super::{proc, sys};
+use super::proc::{self, Presence};
+use super::sys;
 use crate::core::{Exit, ProcessId};
 
 /// Why a process cannot be watched.
@@ -105,17 +106,20 @@ pub fn signal(process: ProcessId, signal: i32) -> Result<OwnedFd, PidfdError> {
 }
 
 fn open_fd(process: ProcessId) -> Result<OwnedFd, PidfdError> {
-    let same = || proc::identify(process.tgid) == Some(process);
-    if !same() {
-        return Err(PidfdError::Gone(process));
-    }
+    let same = || match proc::presence(process) {
+        Presence::Same { .. } => Ok(()),
+        Presence::Gone => Err(PidfdError::Gone(process)),
+        Presence::Unknown => Err(PidfdError::TooManyFiles(process)),
+    };
+    same()?;
     let fd = sys::pidfd_open(process.tgid).map_err(|source| match source.raw_os_error() {
         Some(libc::ESRCH) => PidfdError::Gone(process),
         Some(libc::EMFILE | libc::ENFILE) => PidfdError::TooManyFiles(process),
         Some(libc::ENOSYS) => PidfdError::Unsupported,
         _ => PidfdError::Io { process, source },
     })?;
-    if same() { Ok(fd) } else { Err(PidfdError::Gone(process)) }
+    same()?;
+    Ok(fd)
 }
 
 #[cfg(test)]

@@ -15,11 +15,11 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff};
-use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, WorkerRecord, WorkerState, Writer};
+use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::core::{Effect, Listing, ProcessId, State, WorkerId};
+use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::{Present, RECORD_TTL};
 use crate::effects::nats::Link;
@@ -28,6 +28,21 @@ use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
 use super::{Message, Supervisor};
+
+/// What an earlier daemon left, and where.
+pub(super) struct Inherited {
+    left: Left,
+    bucket: Bucket,
+}
+
+/// The node's keys at the start of this daemon.
+#[derive(Default)]
+struct Left {
+    /// Records that stand, with their revisions.
+    records: Vec<(WorkerRecord, u64)>,
+    /// Records that were withdrawn.
+    ended: Vec<WorkerRecord>,
+}
 
 /// How often it is looked whether this node's records are still there: about as often as the node's
 /// lease is renewed. A stream that is purged says nothing to those who watch it.
@@ -75,29 +90,36 @@ impl Supervisor {
         }
     }
 
-    /// Records that an earlier daemon left, once it is known which processes there are.
-    pub(super) fn inherit(&mut self, records: Vec<(WorkerRecord, u64)>) {
+    /// What an earlier daemon left, once it is known which processes there are. Only then may
+    /// anything be written over it.
+    pub(super) fn inherit(&mut self, inherited: Inherited) {
         if self.ready.is_some() {
-            self.inherited.extend(records);
+            self.inherited = Some(inherited);
             return;
+        }
+        let Inherited { left: Left { records, ended }, bucket } = inherited;
+        for record in ended {
+            // It was withdrawn, and its root lives on: what was missing then is not to be listed now.
+            let Some(worker) = self.workers.named(&record.worker) else { continue };
+            let same = self.workers[worker].incarnation == record.incarnation.as_str();
+            if let Some(root) = self.processes.root(worker).filter(|_| same && !self.is_over(worker)) {
+                self.miss(worker, root, &record.processes);
+            }
         }
         for (record, revision) in records {
             match self.workers.named(&record.worker) {
                 Some(worker) => self.inherit_record(worker, record, revision),
                 // It is not configured any more, and nobody else would ever renew or end it.
-                None => self.delete_unconfigured(&record, revision),
+                None => self.delete_unconfigured(&bucket, &record, revision),
             }
         }
+        self.registrars.send_replace(Some(bucket));
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
-        let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = record;
+        let WorkerRecord { incarnation, epoch, state, deadline, commanded, processes, .. } = record;
         let over = self.is_over(worker);
         let slot = &mut self.workers[worker];
-        // This daemon wrote it before it could read what was there, and knows what became of it.
-        if slot.asked.as_ref().is_some_and(|asked| *asked == (incarnation.clone(), epoch)) {
-            return;
-        }
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
             tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
@@ -116,6 +138,11 @@ impl Supervisor {
             }
             // It has served: a hang is a hang, not a long start.
             self.start_health(worker, root, true);
+            self.miss(worker, root, &processes);
+            return;
+        }
+        if slot.told.as_ref() == Some(&(incarnation.clone(), epoch)) {
+            // It ended under our eyes, before it was known that it had been listed.
             return;
         }
         tracing::warn!(worker = %record.worker, %incarnation, epoch, "it ended while no daemon was watching");
@@ -137,12 +164,37 @@ impl Supervisor {
         self.deaths.over(worker, &cause, now);
     }
 
-    fn delete_unconfigured(&self, record: &WorkerRecord, revision: u64) {
+    /// The root lives on; critical processes below it may have ended while nobody watched.
+    fn miss(&mut self, worker: WorkerId, root: ProcessId, processes: &[RecordedProcess]) {
+        let now = proc::monotonic_now();
+        let mut missed = Vec::new();
+        for RecordedProcess { pid, start_ticks, title } in processes {
+            let id = ProcessId { tgid: *pid, start_ticks: *start_ticks };
+            if !proc::is_alive(id) {
+                tracing::warn!(worker = %self.name(worker), tgid = pid, title, "it ended while no daemon was watching");
+                let process = Process { tgid: *pid, title: title.as_str().into(), root: false };
+                let kind = Kind::ProcessGone { process, exit: Exit::Unknown };
+                self.evidence(Evidence { worker, root, kind, at: now });
+                missed.push(title.as_str());
+            }
+        }
+        // The root may have started another in its place.
+        let tree = self.processes.tree(worker).into_iter();
+        let there: Vec<_> = tree
+            .filter(|tracked| tracked.critical && tracked.id != root && missed.contains(&tracked.title.as_ref()))
+            .filter_map(|tracked| self.processes.critical_seen(tracked.id, now))
+            .collect();
+        for evidence in there {
+            self.evidence(evidence);
+        }
+    }
+
+    fn delete_unconfigured(&self, bucket: &Bucket, record: &WorkerRecord, revision: u64) {
         tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
-        let bucket = self.ledger.bucket.borrow().clone();
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
-        if let Some(bucket) = bucket.filter(|_| self.config.mode == crate::config::Mode::Enforce) {
+        if self.config.mode == crate::config::Mode::Enforce {
+            let bucket = bucket.clone();
             tokio::spawn(async move {
                 // If it has changed meanwhile, somebody does care for it.
                 let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
@@ -209,7 +261,7 @@ impl OwnRecords {
     /// and after every look of what is there.
     pub(super) async fn follow(mut self) {
         const COST: &str = "workers that register themselves are not seen, and a wiped bucket is not noticed";
-        let mut inherited = Some(Vec::new());
+        let mut inherited = Some(Left::default());
         let mut attempts = 0;
         loop {
             let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
@@ -233,7 +285,7 @@ impl OwnRecords {
     async fn once(
         &mut self,
         bucket: &Bucket,
-        inherited: &mut Option<Vec<(WorkerRecord, u64)>>,
+        inherited: &mut Option<Left>,
         attempts: &mut u32,
     ) -> Result<(), async_nats::Error> {
         let filter = format!("{}.*", self.node.token());
@@ -260,8 +312,8 @@ impl OwnRecords {
                         if let Some(keys) = listing.take() {
                             self.present.send_replace(Arc::new(Present { asked, keys }));
                         }
-                        if let Some(records) = inherited.take() {
-                            let _ = self.messages.send(Message::Inherited(records));
+                        if let Some(left) = inherited.take() {
+                            let _ = self.messages.send(Message::Inherited(Inherited { left, bucket: bucket.clone() }));
                         }
                     }
                 },
@@ -275,8 +327,14 @@ impl OwnRecords {
         }
     }
 
-    fn entry(&self, entry: &Entry, inherited: &mut Option<Vec<(WorkerRecord, u64)>>) {
-        let Value::Put(value) = &entry.value else { return };
+    fn entry(&self, entry: &Entry, inherited: &mut Option<Left>) {
+        let Value::Put(value) = &entry.value else {
+            // A tombstone of ours holds the record that it ended.
+            if let (Some(left), Ok(record)) = (inherited, WorkerRecord::parse(&entry.key, &entry.payload)) {
+                left.ended.push(record);
+            }
+            return;
+        };
         match WorkerRecord::parse(&entry.key, value) {
             Ok(mut record) if record.writer == Writer::Worker => {
                 // The server's clock, not the writer's word.
@@ -284,8 +342,8 @@ impl OwnRecords {
                 let _ = self.messages.send(Message::Claimed(record));
             }
             Ok(record) => {
-                if let Some(inherited) = inherited {
-                    inherited.push((record, entry.revision));
+                if let Some(left) = inherited {
+                    left.records.push((record, entry.revision));
                 }
             }
             Err(error) => {

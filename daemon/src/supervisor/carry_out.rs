@@ -1,8 +1,8 @@
 //! From the core's effects to records, signals, certificates and timers.
 
 use lastgasp_protocol::{
-    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, Phase, SCHEMA, WorkerRecord, WorkerRef,
-    WorkerState, Writer,
+    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA,
+    WorkerRecord, WorkerRef, WorkerState, Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -10,6 +10,7 @@ use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
 use crate::effects::deaths::{Deaths, MomentKind};
 use crate::effects::discovery::{Desired, Outcome};
 use crate::effects::signals::Answered;
+use crate::fault;
 use crate::losses::Loss;
 use crate::sensors::proc;
 
@@ -38,9 +39,7 @@ impl Supervisor {
                 Effect::List { listing, .. } if self.is_anothers(&listing) => {}
                 Effect::List { listing, state, drain_for } if changes => {
                     let record = Box::new(self.record(&listing, state));
-                    let Listing { worker, incarnation, epoch } = listing;
-                    let slot = &mut self.workers[worker];
-                    slot.asked = Some((incarnation, epoch));
+                    let slot = &self.workers[listing.worker];
                     let taken_back = slot.taken_back;
                     slot.registrar.want(Desired::Listed { record, drain_for, taken_back });
                 }
@@ -49,10 +48,12 @@ impl Supervisor {
                     self.workers[worker].withdrawing = true;
                     let commanded = self.commanded(worker);
                     self.workers[worker].registrar.want(Desired::Absent { incarnation, commanded });
+                    fault::point("withdrawal decided");
                 }
                 Effect::List { .. } | Effect::Withdraw(_) => {}
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
+                        self.workers[listing.worker].told = Some((listing.incarnation.clone(), listing.epoch));
                         self.workers[listing.worker].ending = Some((cause.clone(), evidence_at));
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
@@ -64,7 +65,10 @@ impl Supervisor {
                 }
                 Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
                 Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
-                told @ (Effect::Changed { .. } | Effect::Refined { .. } | Effect::Held { .. }) => {
+                told @ (Effect::Changed { .. }
+                | Effect::Refined { .. }
+                | Effect::Held { .. }
+                | Effect::HeldDown { .. }) => {
                     self.untold.push((told, proc::monotonic_now()));
                 }
             }
@@ -85,6 +89,12 @@ impl Supervisor {
             match effect {
                 Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
                 Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
+                Effect::HeldDown { worker, losses, until } => {
+                    let (name, seconds) = (self.name(worker), until.since(at).as_secs());
+                    tracing::warn!(worker = %name, losses, seconds, "held down: it is listed later");
+                    self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
+                    self.metrics.notices.with_label_values(&["held_down"]).inc();
+                }
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
                     tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
@@ -203,6 +213,9 @@ impl Supervisor {
                 self.deaths.remaining(*worker, self.remaining(*worker));
             }
             if !observed_only {
+                if *action == Action::Move {
+                    self.workers[*worker].death = Some(certificate.clone());
+                }
                 self.metrics.evidence_to_signalled.observe(now.since(*evidence_at).as_secs_f64());
                 self.deaths.moment(*worker, MomentKind::Effect, "signalled", what.to_owned(), now);
             }
@@ -249,7 +262,21 @@ impl Supervisor {
             registered_at: None,
             labels: config.labels.clone(),
             commanded: self.commanded(listing.worker),
+            processes: self.recorded_processes(listing.worker),
         }
+    }
+
+    /// The critical processes below the root, for the daemon that takes over from this one.
+    fn recorded_processes(&self, worker: WorkerId) -> Vec<RecordedProcess> {
+        let tree = self.processes.tree(worker).into_iter();
+        tree.filter(|tracked| tracked.critical && !tracked.exit_seen && tracked.id != tracked.root)
+            .take(lastgasp_protocol::MAX_PROCESSES)
+            .map(|tracked| RecordedProcess {
+                pid: tracked.id.tgid,
+                start_ticks: tracked.id.start_ticks,
+                title: tracked.title.to_string(),
+            })
+            .collect()
     }
 
     /// A registrar did something, or could not.
@@ -275,6 +302,7 @@ impl Supervisor {
                 self.core.resumed(worker, &incarnation, epoch);
                 tracing::info!(worker = %name, %incarnation, epoch, revision, state = state.as_str(), "listed");
                 self.tell_state(&name, format!("listed as {} at revision {revision}", state.as_str()));
+                self.notify_listed(worker, incarnation, epoch, state.into());
             }
             Outcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
@@ -287,13 +315,14 @@ impl Supervisor {
                 let cause = slot.ending.take();
                 let kind = cause.as_ref().map_or("unknown", |(cause, _)| cause.kind.as_str());
                 self.metrics.withdrawals.with_label_values(&[kind, outcome]).inc();
-                if let Some((_, at)) = cause {
-                    self.metrics.evidence_to_withdrawn.observe(now.since(at).as_secs_f64());
+                if let Some((_, at)) = &cause {
+                    self.metrics.evidence_to_withdrawn.observe(now.since(*at).as_secs_f64());
                 }
                 tracing::info!(worker = %name, %incarnation, revision, cause = kind, "withdrawn");
                 self.tell_state(&name, format!("withdrawn ({kind})"));
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
+                self.notify_withdrawn(worker, incarnation, cause.map(|(cause, _)| cause), now);
             }
             Outcome::OutOfService { incarnation, epoch, commanded } => {
                 self.still_out_of_service(worker, &incarnation, epoch, commanded);

@@ -293,6 +293,9 @@ impl Supervisor {
             }
         };
         self.rescan |= self.bind(worker, &info, Some(container));
+        if self.rescan && !self.scanning {
+            self.start_scan();
+        }
     }
 
     fn refuse(&mut self, claim: Claim, refused: Refused) {

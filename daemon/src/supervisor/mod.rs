@@ -12,6 +12,7 @@ mod declare;
 mod degraded;
 mod gpu;
 mod hints;
+mod notices;
 mod report;
 mod scan;
 mod sidecar;
@@ -23,17 +24,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream;
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord};
+use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
 use crate::effects::actions::Done;
-use crate::effects::deaths::Deaths;
+use crate::effects::deaths::{Archive, Deaths};
 use crate::effects::discovery::{Ledger, Outcome, Registrar};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
@@ -81,8 +81,6 @@ struct WorkerSlot {
     /// The record is to go, and that is not acknowledged yet.
     withdrawing: bool,
     registrar: Registrar,
-    /// The listing that this daemon asked its registrar for last.
-    asked: Option<(Incarnation, u64)>,
     health: Option<HealthHandle>,
     /// The record as its worker wrote it, for a worker that registers itself.
     claimed: Option<WorkerRecord>,
@@ -98,8 +96,12 @@ struct WorkerSlot {
     commanded: String,
     /// Its present life was taken out of service and into it again.
     taken_back: bool,
+    /// The certificate under which it is being withdrawn.
+    death: Option<String>,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
+    /// The life and the listing of it that routers were told to move from last.
+    told: Option<(Incarnation, u64)>,
     /// Why its listing ends, and when the evidence for that was seen.
     ending: Option<(Cause, Nanos)>,
     reason: String,
@@ -128,8 +130,8 @@ enum Message {
     GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
-    /// Records that an earlier daemon left, with their revisions.
-    Inherited(Vec<(WorkerRecord, u64)>),
+    /// What an earlier daemon left was read.
+    Inherited(adopt::Inherited),
     /// Something was done about the processes of a life that was lost, known by its root.
     Acted(WorkerId, ProcessId, Vec<Done>),
     /// Declarations were looked for.
@@ -157,11 +159,14 @@ struct Supervisor {
     actions: Vec<act::Pending>,
     declarations: declare::Declarations,
     signals: Signals,
-    context: watch::Receiver<Option<jetstream::Context>>,
+    notices: notices::Notices,
+    archive: Archive,
     ledger: Ledger,
     standing: Standing,
-    /// Records that an earlier daemon left, until the first scan is over.
-    inherited: Vec<(WorkerRecord, u64)>,
+    /// What an earlier daemon left, until the first scan is over.
+    inherited: Option<adopt::Inherited>,
+    /// Lets the registrars begin.
+    registrars: WorkersBucket,
     link: watch::Receiver<Link>,
     lease: LeaseEvent,
     routers: watch::Receiver<HashSet<Name>>,
@@ -176,6 +181,8 @@ struct Supervisor {
     /// What people are told once that has left, with the time of each decision.
     untold: Vec<(Effect, Nanos)>,
     noticed: Vec<Noticed>,
+    /// Critical processes that have no pidfd.
+    without_pidfd: Vec<ProcessId>,
     /// When a change is to be seen in the status.
     publish_at: Option<Instant>,
     scanning: bool,
@@ -253,6 +260,7 @@ impl Supervisor {
             }
         }
         self.publish_status();
+        self.notices.end();
         Ok(())
     }
 
@@ -366,7 +374,31 @@ impl Supervisor {
     /// A critical process is there: its pidfd is the cross-check, and the fallback.
     fn watch_critical(&mut self, id: ProcessId) {
         let Some(tracked) = self.processes.get(id) else { return };
-        tracing::info!(worker = %self.name(tracked.worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        let worker = tracked.worker;
+        tracing::info!(worker = %self.name(worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        if let Err(error) = self.watch_by_pidfd(id) {
+            tracing::error!(
+                %error, worker = %self.name(worker), tgid = id.tgid,
+                "no pidfd for a critical process: it is looked at every second, until there is one"
+            );
+            self.metrics.lose(Loss::Pidfd, 1);
+            self.without_pidfd.push(id);
+        }
+        self.processes.runs(id, proc::exe(id.tgid));
+        if self.workers[worker].config.writer == Writer::Daemon
+            && let Some(listing) = self.core.serving(worker)
+        {
+            // Its record says which processes it has.
+            let list = Effect::List { listing, state: WorkerState::Serving, drain_for: None };
+            self.carry_out(vec![list], proc::monotonic_now());
+        }
+        if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
+            self.evidence(evidence);
+        }
+    }
+
+    /// Fails where there is no descriptor for it; that it is gone already is no failure.
+    fn watch_by_pidfd(&self, id: ProcessId) -> Result<(), PidfdError> {
         match PidFd::open(id) {
             Ok(pidfd) => {
                 let messages = self.messages.clone();
@@ -376,14 +408,18 @@ impl Supervisor {
                 });
             }
             Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
-            Err(error) => {
-                tracing::error!(%error, tgid = id.tgid, "no pidfd for a critical process: only kernel events will tell");
-                self.metrics.lose(Loss::Pidfd, 1);
-            }
+            Err(error) => return Err(error),
         }
-        self.processes.runs(id, proc::exe(id.tgid));
-        if let Some(evidence) = self.processes.critical_seen(id, proc::monotonic_now()) {
-            self.evidence(evidence);
+        Ok(())
+    }
+
+    /// Critical processes that there was no descriptor for: one may be free by now.
+    fn retry_pidfds(&mut self) {
+        for id in std::mem::take(&mut self.without_pidfd) {
+            let watched = self.processes.get(id).is_some_and(|tracked| tracked.critical && !tracked.exit_seen);
+            if watched && self.watch_by_pidfd(id).is_err() {
+                self.without_pidfd.push(id);
+            }
         }
     }
 
@@ -420,7 +456,7 @@ impl Supervisor {
             }
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Declared(looked) => self.declared(looked),
-            Message::Inherited(records) => self.inherit(records),
+            Message::Inherited(inherited) => self.inherit(inherited),
             Message::Defaced(worker) => self.defaced(&worker),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),
@@ -479,6 +515,7 @@ impl Supervisor {
         if !self.scanning {
             self.start_scan();
         }
+        self.retry_pidfds();
         self.prove_claims();
         self.ask_for_strangers();
         self.look_for_declarations();
@@ -512,5 +549,6 @@ async fn ring_readable(events: Option<&Events>) -> bool {
     }
 }
 
-/// Where the workers' bucket is told to registrars: once it is open and the node's name is ours.
+/// Where the workers' bucket is told to registrars: once it is open, the node's name is ours, and what an
+/// earlier daemon left there was seen to.
 type WorkersBucket = watch::Sender<Option<Bucket>>;

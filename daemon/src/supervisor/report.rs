@@ -9,7 +9,6 @@ use lastgasp_protocol::{Certificate, Container, Name};
 use tokio::time::Instant;
 
 use crate::core::{Nanos, ProcessId, State};
-use crate::effects::deaths;
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::Link;
 use crate::losses::Loss;
@@ -126,9 +125,10 @@ impl Supervisor {
                     engine: config.engine.clone(),
                     state: self.core.state(worker).unwrap_or(State::Starting).as_str().to_owned(),
                     since: slot.since.to_string(),
-                    reason: match root {
-                        None if slot.reason.is_empty() => "no process found yet".to_owned(),
-                        Some(_) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
+                    reason: match (root, self.core.held_back(worker)) {
+                        (_, Some(held)) => format!("withdrawal held back ({}): {}", held.reason.as_str(), held.cause),
+                        (None, _) if slot.reason.is_empty() => "no process found yet".to_owned(),
+                        (Some(_), _) if !slot.stuck.is_empty() => format!("no answer: {}", slot.stuck),
                         _ => slot.reason.clone(),
                     },
                     incarnation: slot.incarnation.clone(),
@@ -195,18 +195,11 @@ impl Supervisor {
             let json = String::from_utf8_lossy(&certificate.to_json()).into_owned();
             self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
-            let context = self.context.borrow().clone();
-            if certificate.observed_only {
-                continue;
-            }
-            match context {
-                Some(context) => {
-                    self.publications.spawn(deaths::publish(context, certificate, self.metrics.clone()));
-                }
-                None => {
-                    tracing::warn!(certificate = id, "certificate not kept: NATS was never there");
-                    self.metrics.lose(Loss::Certificate, 1);
-                }
+            self.notify_certificate(&certificate);
+            if !certificate.observed_only
+                && let Some(kept) = self.archive.keep(&certificate)
+            {
+                self.publications.spawn(kept);
             }
         }
         self.metrics.lose(Loss::Moment, self.deaths.take_left_out());
@@ -214,6 +207,7 @@ impl Supervisor {
 
     /// Events that the kernel could not hand over, by kind.
     pub(super) fn count_losses(&mut self) {
+        self.metrics.lose(Loss::Log, crate::log::take_lost());
         let Some(probes) = self.probes.as_ref() else { return };
         let Ok(dropped) = probes.dropped() else { return };
         for (kind, total) in dropped {

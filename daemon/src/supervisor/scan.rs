@@ -8,7 +8,7 @@ use crate::config::Find;
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
 use crate::losses::Loss;
 use crate::processes::RoleOf;
-use crate::sensors::proc::{self, ProcessInfo, find_root_except, tree};
+use crate::sensors::proc::{self, Finder, ProcessInfo, tree};
 
 use lastgasp_protocol::{Container, Incarnation};
 
@@ -118,7 +118,8 @@ impl Supervisor {
         self.scanning = true;
         let messages = self.messages.clone();
         tokio::task::spawn_blocking(move || {
-            let sightings = looks.into_iter().filter_map(look).collect();
+            let finder = Finder::default();
+            let sightings = looks.into_iter().filter_map(|one| look(one, &finder)).collect();
             let _ = messages.send(Message::Scanned(sightings));
         });
     }
@@ -202,8 +203,7 @@ impl Supervisor {
             return;
         }
         self.mark_ready();
-        let inherited = std::mem::take(&mut self.inherited);
-        if !inherited.is_empty() {
+        if let Some(inherited) = self.inherited.take() {
             self.inherit(inherited);
         }
     }
@@ -244,7 +244,6 @@ impl Supervisor {
         slot.health = None;
         self.carry_out(effects, now);
         self.noticed(noticed);
-        self.start_health(worker, root, false);
         self.prove_claim(worker, false);
         true
     }
@@ -283,6 +282,10 @@ impl Supervisor {
                 new = true;
             }
             self.seen(worker, looked);
+        }
+        // Not before: what it is listed with says which processes it has.
+        if self.workers[worker].health.is_none() {
+            self.start_health(worker, root, false);
         }
         new
     }
@@ -328,9 +331,9 @@ impl Supervisor {
     }
 }
 
-fn look(look: Look) -> Option<Sighting> {
+fn look(look: Look, finder: &Finder) -> Option<Sighting> {
     match look {
-        Look::ForRoot(worker, find, former) => match find_root_except(&find, &former) {
+        Look::ForRoot(worker, find, former) => match finder.root(&find, &former) {
             Ok(None) => None,
             Ok(Some(id)) => {
                 let info = tree::describe(id.tgid).filter(|info| info.id == id)?;

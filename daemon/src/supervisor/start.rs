@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
-use crate::effects::deaths::{self, Deaths};
+use crate::effects::deaths::{self, Archive, Deaths};
 use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
 use crate::effects::nats::{self, Buckets, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
+use crate::notify::Notifier;
 use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
@@ -28,6 +30,7 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
+use super::notices::Notices;
 use super::report::Ready;
 use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
@@ -108,6 +111,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
 pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
+    raise_open_files();
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -136,6 +140,17 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
+}
+
+/// A worker takes several descriptors: its health, its critical processes. The usual soft limit of 1024
+/// is for programs that use select(2) (systemd.exec(5), LimitNOFILE=); the hard one is ours to use.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+    }
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
@@ -200,7 +215,8 @@ async fn main(
 
     let standing = Standing::default();
     let (client, link) = nats::connect(&config.nats, &config.node, standing.clone()).await?;
-    let (workers_bucket, workers_opened): (WorkersBucket, _) = watch::channel(None);
+    let (workers_bucket, workers_opened) = watch::channel(None);
+    let (registrars, registrars_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
     let (context_tx, context) = watch::channel(None);
     let (opened_tx, mut opened) = watch::channel(None);
@@ -240,7 +256,7 @@ async fn main(
     });
     let own_records = adopt::OwnRecords {
         node: config.node.clone(),
-        bucket: workers_opened.clone(),
+        bucket: workers_opened,
         link: link.clone(),
         standing: standing.clone(),
         present: present_tx,
@@ -280,10 +296,12 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
-        context,
-        ledger: Ledger { bucket: workers_opened, link: link.clone(), present },
+        notices: Notices::new(Notifier::start(&config.notify, &side, &metrics)),
+        archive: Archive::new(context, metrics.clone()),
+        ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
         standing,
-        inherited: Vec::new(),
+        inherited: None,
+        registrars,
         link,
         lease: LeaseEvent::Waiting("not connected yet".to_owned()),
         routers,
@@ -295,6 +313,7 @@ async fn main(
         outgoing: Vec::new(),
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
+        without_pidfd: Vec::new(),
         publish_at: None,
         scanning: false,
         rescan: false,
@@ -375,7 +394,6 @@ impl Supervisor {
             port: None,
             withdrawing: false,
             registrar,
-            asked: None,
             health: None,
             claimed: None,
             former: HashSet::new(),
@@ -384,8 +402,10 @@ impl Supervisor {
             listed: false,
             commanded: String::new(),
             taken_back: false,
+            death: None,
             incarnation: String::new(),
             evidence: None,
+            told: None,
             ending: None,
             reason: String::new(),
             since: jiff::Timestamp::now(),

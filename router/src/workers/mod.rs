@@ -96,6 +96,21 @@ impl Heard {
     }
 }
 
+/// One worker as this router knows it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct View {
+    /// Node and name.
+    pub worker: String,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// It is listed as serving: new work may go there.
+    pub takes_work: bool,
+    /// Requests under way.
+    pub in_flight: u64,
+}
+
 /// All workers. Cheap to share behind an `Arc`.
 #[derive(Debug)]
 pub struct Workers {
@@ -354,6 +369,24 @@ impl Workers {
         let inner = self.lock();
         let serving = |slot: &&Slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving;
         inner.slots.values().filter(serving).count()
+    }
+
+    /// What is known of every worker, sorted by name.
+    pub fn view(&self) -> Vec<View> {
+        let inner = self.lock();
+        let mut view: Vec<View> = inner
+            .slots
+            .values()
+            .map(|slot| View {
+                worker: slot.listing.key.to_string(),
+                incarnation: slot.listing.incarnation.clone(),
+                epoch: slot.listing.epoch,
+                takes_work: slot.standing == Standing::Listed && slot.state == WorkerState::Serving,
+                in_flight: slot.listing.in_flight(),
+            })
+            .collect();
+        view.sort_by(|a, b| a.worker.cmp(&b.worker));
+        view
     }
 
     /// Every listing in use, for metrics.

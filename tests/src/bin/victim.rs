@@ -74,6 +74,8 @@ enum Victim {
     Rename { name: String },
     /// Listen on a port that the kernel chooses, close it at the first line, exit at the second.
     Listen,
+    /// The same on this port.
+    ListenOn { port: u16 },
     /// The same in a network namespace of its own, on this port.
     ListenElsewhere { port: u16 },
     /// Listen on a port that the kernel chooses, and accept connections, whose numbers are
@@ -341,6 +343,9 @@ fn main() -> ExitCode {
         }
         Victim::Listen => {
             listen(0);
+        }
+        Victim::ListenOn { port } => {
+            listen(port);
         }
         Victim::ListenElsewhere { port } => {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("root may make a network namespace");

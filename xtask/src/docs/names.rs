@@ -25,7 +25,7 @@ const fn closed(title: &'static str, file: &'static str, name: &'static str, met
 }
 
 /// All of them, in the order of the reference.
-pub(super) static CLOSED: [Closed; 24] = [
+pub(super) static CLOSED: [Closed; 25] = [
     closed("Causes", "protocol/src/reason.rs", "CauseKind", "`cause.kind` of signals and certificates."),
     closed("Evidence", "daemon/src/core/evidence.rs", "Kind", "`what` of a certificate's moments of kind `evidence`."),
     closed("States", "daemon/src/core/effect.rs", "State", "`state` in `lastgasp status`."),
@@ -34,6 +34,7 @@ pub(super) static CLOSED: [Closed; 24] = [
     closed("Modes of a move", "protocol/src/signal.rs", "Mode", "`mode` of a migration signal."),
     closed("Answers of a router", "protocol/src/signal.rs", "Phase", "`phase` of an answer."),
     closed("Verdicts held back", "daemon/src/core/effect.rs", "HeldBack", "An event, and the alert on it."),
+    closed("Faults of NATS", "protocol/src/kv/fault.rs", "Fault", "`lastgasp status`, each with what to do."),
     closed("Acts", "daemon/src/effects/actions.rs", "Act", "What `on_lost` did about processes."),
     closed("Outcomes of acts", "daemon/src/effects/actions.rs", "Outcome", "What came of it."),
     closed(
@@ -204,7 +205,7 @@ const LEFT: &[&str] = &["Why streams leave a worker", "What NATS said", "How a w
 const WORKER: &str = "its name";
 
 /// All labels of all metrics.
-static LABELS: [Label; 27] = [
+static LABELS: [Label; 29] = [
     label("lastgasp_evidence_total", "kind", &["Evidence"], &["outdated"], ""),
     label("lastgasp_losses_total", "hop", &[], &[], "see [losses](#losses)"),
     label("lastgasp_losses_total", "kind", &[], &[], "see [losses](#losses)"),
@@ -222,6 +223,7 @@ static LABELS: [Label; 27] = [
     label("lastgasp_worker_state", "state", &["States"], &[], ""),
     label("lastgasp_ebpf_probe_on", "probe", &["Probes"], &[], ""),
     label("lastgasp_sensor", "sensor", &[], &lastgasp::metrics::SENSORS, ""),
+    label("lastgasp_nats_faults", "fault", &["Faults of NATS"], &[], ""),
     label("lastgasp_build_info", "version", &[], &[], "as `lastgasp --version` says it"),
     label("lastgasp_router_migrations_total", "reason", LEFT, &[], ""),
     label("lastgasp_router_migrations_total", "exactness", &["Exactness of a move"], &[], ""),
@@ -237,6 +239,7 @@ static LABELS: [Label; 27] = [
     label("lastgasp_router_requests_total", "status", &[], &[], "the HTTP status"),
     label("lastgasp_router_signals_total", "result", &["What a signal did", "Refused messages"], &[], ""),
     label("lastgasp_router_records_refused_total", "reason", &["Refused messages"], &[], ""),
+    label("lastgasp_router_nats_faults", "fault", &["Faults of NATS"], &[], ""),
     label("lastgasp_router_in_flight", "worker", &[], &[], "`node/worker`"),
 ];
 

@@ -106,7 +106,10 @@ fn a_hang_that_ends_comes_back_under_a_higher_epoch_after_the_hold_down() {
     }
     assert_eq!(node.state(), State::Lost);
     let effects = node.after(Duration::from_secs(1)).hears(Kind::ProbeAnswered);
-    assert!(matches!(effects[..], [Effect::Arm { timer: Timer::HoldDown, .. }]), "{effects:?}");
+    let [Effect::Arm { timer: Timer::HoldDown, .. }, Effect::HeldDown { losses: 1, .. }] = effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(node.hears(Kind::ProbeAnswered).len(), 1, "said once");
     assert_eq!(seen(&node.after(HOLD_DOWN).fires(Timer::HoldDown)), [Seen::Listed(WorkerState::Serving, 2)]);
 }
 
@@ -131,7 +134,7 @@ fn a_flapping_life_is_held_down_longer_every_time() {
         assert_eq!(node.state(), State::Lost);
         let lost = node.now;
         let effects = node.hears(Kind::ProbeAnswered);
-        let [Effect::Arm { at, .. }] = effects[..] else { panic!("{effects:?}") };
+        let [Effect::Arm { at, .. }, Effect::HeldDown { .. }] = effects[..] else { panic!("{effects:?}") };
         waited.push(at.since(lost).as_secs() / HOLD_DOWN.as_secs());
         node.now = at;
         node.fires(Timer::HoldDown);

@@ -4,6 +4,7 @@ mod cases;
 mod command;
 mod edges;
 mod kernel;
+mod limits;
 mod properties;
 
 use std::time::Duration;

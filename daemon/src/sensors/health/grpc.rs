@@ -204,6 +204,7 @@ impl Dial {
             Reply::Answered(answer) => Outcome::Answered(answer),
             Reply::Refused => Outcome::Refused { listening: super::still_listening(self.root, self.port) },
             Reply::Broken | Reply::Late => Outcome::Unanswered,
+            Reply::NotAsked => Outcome::NotAsked,
         });
         (good.then_some(channel), outcomes.collect())
     }
@@ -236,6 +237,8 @@ pub(super) enum Reply {
     Broken,
     /// Nothing came in time.
     Late,
+    /// It could not be asked, for want of something on our side.
+    NotAsked,
 }
 
 impl Reply {
@@ -259,6 +262,9 @@ const fn answer(status: ServingStatus) -> Answer {
 fn reply(status: &Status) -> Reply {
     if super::is_refused(status) {
         return Reply::Refused;
+    }
+    if super::is_ours(status) {
+        return Reply::NotAsked;
     }
     if status.source().is_some() {
         return Reply::Broken;

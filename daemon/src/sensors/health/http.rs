@@ -40,6 +40,7 @@ pub(super) async fn ask_once(address: &str, timeout: Duration) -> Option<Reply> 
     Some(match http.get(url).send().await {
         Ok(response) => Reply::Answered(answer(response.status())),
         Err(error) if super::is_refused(&error) => Reply::Refused,
+        Err(error) if super::is_ours(&error) => Reply::NotAsked,
         Err(_) => Reply::Late,
     })
 }
@@ -88,6 +89,7 @@ impl Client {
             Err(error) if super::is_refused(&error) => {
                 return Outcome::Refused { listening: super::still_listening(self.root, self.port) };
             }
+            Err(error) if super::is_ours(&error) => return Outcome::NotAsked,
             Err(_) => return Outcome::Unanswered,
         };
         let status = response.status();

@@ -45,6 +45,8 @@ pub(super) enum Outcome {
     Answered(Answer),
     /// Nothing came in time, or the connection broke.
     Unanswered,
+    /// It could not be asked, for want of something on our side.
+    NotAsked,
     /// ECONNREFUSED.
     Refused {
         /// Somebody listens on the port nevertheless.
@@ -146,6 +148,7 @@ enum Probe {
     Pending,
     Answered,
     Unanswered,
+    NotAsked,
     Refused,
 }
 
@@ -297,6 +300,10 @@ impl Machine {
             _ => None,
         });
         let before = self.probe;
+        if counted().any(|outcome| *outcome == Outcome::NotAsked) {
+            self.probe = Probe::NotAsked;
+            return None;
+        }
         let kind = if let Some(listening) = refused {
             self.probe = Probe::Refused;
             Some(Kind::ProbeRefused { listening })
@@ -305,7 +312,7 @@ impl Machine {
             Some(Kind::ProbeUnanswered)
         } else {
             self.probe = Probe::Answered;
-            let failed = matches!(before, Probe::Refused | Probe::Unanswered);
+            let failed = matches!(before, Probe::Refused | Probe::Unanswered | Probe::NotAsked);
             (aloud || failed).then_some(Kind::ProbeAnswered)
         };
         // Until it serves, an engine loads: it may refuse and be silent as it likes.
@@ -431,6 +438,7 @@ impl fmt::Display for Machine {
         match self.probe {
             Probe::Pending | Probe::Answered => Ok(()),
             Probe::Unanswered => f.write_str("; probe unanswered"),
+            Probe::NotAsked => f.write_str("; cannot be asked: this daemon has no descriptor or port left for it"),
             Probe::Refused => f.write_str("; probe refused"),
         }
     }

@@ -339,3 +339,14 @@ mod any_order {
         }
     }
 }
+
+/// A daemon that has no descriptor left cannot ask. The engine has nothing to do with it.
+#[test]
+fn a_question_that_could_not_be_asked_says_nothing() {
+    let mut machine = serving();
+    for _ in 0..10 {
+        assert_eq!(check(&mut machine, Outcome::NotAsked).report, NOTHING);
+    }
+    assert!(machine.to_string().contains("cannot be asked"), "{machine}");
+    assert_eq!(check(&mut machine, says(Answer::Serving)).report, [Kind::ProbeAnswered]);
+}

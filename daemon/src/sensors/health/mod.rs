@@ -188,11 +188,23 @@ impl Context {
     }
 }
 
-/// ECONNREFUSED, wherever in the chain of causes the HTTP stack has wrapped it.
+/// ECONNREFUSED.
 fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    is_caused_by(error, |error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// What a connection needs on our side is not to be had (socket(2), connect(2)). That says nothing about
+/// the engine.
+fn is_ours(error: &(dyn Error + 'static)) -> bool {
+    const WANTING: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    is_caused_by(error, |error| error.raw_os_error().is_some_and(|number| WANTING.contains(&number)))
+}
+
+/// Looks wherever in the chain of causes the HTTP stack has wrapped it.
+fn is_caused_by(error: &(dyn Error + 'static), is: impl Fn(&io::Error) -> bool) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        if error.downcast_ref::<io::Error>().is_some_and(&is) {
             return true;
         }
         cause = error.source();

@@ -64,6 +64,7 @@ async fn ask_grpc(address: &str, config: &HealthConfig) -> Vec<(String, Asked)> 
             Reply::Answered(answer) => answered(answer),
             Reply::Refused => Asked::Refused,
             Reply::Broken | Reply::Late => Asked::Unanswered,
+            Reply::NotAsked => cannot_ask(),
         };
         asked.push((name, outcome));
     }
@@ -75,8 +76,13 @@ async fn ask_http(address: &str, config: &HealthConfig) -> Asked {
         Some(Reply::Answered(answer)) => answered(answer),
         Some(Reply::Refused) => Asked::Refused,
         Some(Reply::Broken | Reply::Late) => Asked::Unanswered,
+        Some(Reply::NotAsked) => cannot_ask(),
         None => Asked::Other("must be http://HOST:PORT/PATH".to_owned()),
     }
+}
+
+fn cannot_ask() -> Asked {
+    Asked::Other("it cannot be asked: no descriptor or port is left for that here".to_owned())
 }
 
 fn answered(answer: Answer) -> Asked {

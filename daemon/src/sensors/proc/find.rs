@@ -1,5 +1,6 @@
 //! From what a person wrote in the configuration to the root process of a worker.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::{fs, io};
@@ -67,23 +68,69 @@ fn list(tgids: &[u32]) -> String {
 /// # Errors
 /// See [`FindError`]. Each may go away by itself: ask again.
 pub fn find_root(find: &Find) -> Result<Option<ProcessId>, FindError> {
-    find_root_except(find, &HashSet::new())
+    Finder::default().root(find, &HashSet::new())
 }
 
-/// As [`find_root`], without the processes of earlier lives of the worker: children of a root that
-/// was killed live on for minutes with its environment (vllm#55510), and are not its successor.
-///
-/// # Errors
-/// See [`FindError`].
-pub fn find_root_except(find: &Find, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId>, FindError> {
-    let found = match find {
-        Find::Pid(pid) => by_pid(*pid)?,
-        Find::PidFile(path) => by_pid_file(path)?,
-        Find::Port(port) => by_port(*port, earlier)?,
-        Find::Cmdline(part) => by_cmdline(part, earlier)?,
-        Find::Env(worker) => by_env(worker, earlier)?,
-    };
-    Ok(found.filter(|process| !earlier.contains(process)))
+/// One look at all processes, in which the roots of any number of workers are found. What is read of a
+/// process is read once: a node has hundreds of both.
+#[derive(Debug, Default)]
+pub struct Finder {
+    snapshot: OnceCell<Snapshot>,
+}
+
+/// All living processes but those of the kernel.
+#[derive(Debug)]
+struct Snapshot {
+    candidates: Vec<Candidate>,
+    parents: HashMap<u32, u32>,
+    /// This process and the shells and supervisors above it, whose command lines quote ours.
+    ours: HashSet<u32>,
+}
+
+impl Finder {
+    /// As [`find_root`], without the processes of earlier lives of the worker: children of a root that
+    /// was killed live on for minutes with its environment (vllm#55510), and are not its successor.
+    ///
+    /// # Errors
+    /// See [`FindError`].
+    pub fn root(&self, find: &Find, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId>, FindError> {
+        let found = match find {
+            Find::Pid(pid) => by_pid(*pid)?,
+            Find::PidFile(path) => by_pid_file(path)?,
+            Find::Port(port) => {
+                let inodes = listeners::sockets(None, *port)?;
+                if inodes.is_empty() {
+                    return Ok(None);
+                }
+                let holds = |candidate: &Candidate| {
+                    listeners::holds(candidate.process.tgid, &inodes).map_err(|error| error.kind())
+                };
+                self.snapshot()?.search("port", earlier, holds)?
+            }
+            Find::Cmdline(part) => {
+                let snapshot = self.snapshot()?;
+                snapshot.search("cmdline", earlier, |candidate| {
+                    Ok(candidate.may_be_root(&snapshot.ours)
+                        && candidate.cmdline().is_some_and(|line| line.contains(part)))
+                })?
+            }
+            Find::Env(worker) => {
+                let snapshot = self.snapshot()?;
+                snapshot.search("env", earlier, |candidate| {
+                    Ok(candidate.may_be_root(&snapshot.ours)
+                        && candidate.declared()?.is_some_and(|declared| declared == worker))
+                })?
+            }
+        };
+        Ok(found.filter(|process| !earlier.contains(process)))
+    }
+
+    fn snapshot(&self) -> io::Result<&Snapshot> {
+        if self.snapshot.get().is_none() {
+            let _ = self.snapshot.set(Snapshot::take()?);
+        }
+        Ok(self.snapshot.get().expect("it was just taken"))
+    }
 }
 
 fn living(tgid: u32) -> Option<ProcessId> {
@@ -118,81 +165,82 @@ fn by_pid_file(path: &PathBuf) -> Result<Option<ProcessId>, FindError> {
     }
 }
 
-fn by_port(port: u16, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId>, FindError> {
-    let inodes = listeners::sockets(None, port)?;
-    if inodes.is_empty() {
-        return Ok(None);
-    }
-    search("port", earlier, |candidate| listeners::holds(candidate.tgid, &inodes))
-}
-
-fn by_cmdline(part: &str, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId>, FindError> {
-    let ours = ours();
-    search("cmdline", earlier, |candidate| {
-        Ok(candidate.may_be_root(&ours) && super::cmdline(candidate.tgid).is_some_and(|line| line.contains(part)))
-    })
-}
-
-fn by_env(worker: &str, earlier: &HashSet<ProcessId>) -> Result<Option<ProcessId>, FindError> {
-    let ours = ours();
-    search("env", earlier, |candidate| {
-        Ok(candidate.may_be_root(&ours)
-            && super::environ_value(candidate.tgid, WORKER)?.is_some_and(|value| value == worker))
-    })
-}
-
 /// This process and the shells and supervisors above it, whose command lines quote ours.
 pub(super) fn ours() -> HashSet<u32> {
     let me = std::process::id();
     tree::ancestors(me).into_iter().chain([me]).collect()
 }
 
-struct Candidate<'a> {
-    tgid: u32,
-    comm: &'a str,
+/// One process, and what was read of it so far.
+#[derive(Debug)]
+struct Candidate {
+    process: ProcessId,
+    comm: String,
+    cmdline: OnceCell<Option<String>>,
+    declared: OnceCell<Result<Option<String>, io::ErrorKind>>,
 }
 
-impl Candidate<'_> {
+impl Candidate {
     /// A title such as `VLLM::EngineCore` is a child's: it may be an orphan of the worker's last life,
     /// with its environment, but never the root of the next one.
     fn may_be_root(&self, ours: &HashSet<u32>) -> bool {
-        !self.comm.starts_with("lastgasp") && !self.comm.contains("::") && !ours.contains(&self.tgid)
+        !self.comm.starts_with("lastgasp") && !self.comm.contains("::") && !ours.contains(&self.process.tgid)
+    }
+
+    fn cmdline(&self) -> Option<&str> {
+        self.cmdline.get_or_init(|| super::cmdline(self.process.tgid)).as_deref()
+    }
+
+    /// The worker that its environment names.
+    fn declared(&self) -> Result<Option<&str>, io::ErrorKind> {
+        let read = || super::environ_value(self.process.tgid, WORKER).map_err(|error| error.kind());
+        self.declared.get_or_init(read).as_ref().map(Option::as_deref).map_err(|kind| *kind)
     }
 }
 
-/// The topmost of the living processes that fit.
-fn search(
-    key: &'static str,
-    earlier: &HashSet<ProcessId>,
-    fits: impl Fn(&Candidate<'_>) -> io::Result<bool>,
-) -> Result<Option<ProcessId>, FindError> {
-    let mut parents = HashMap::new();
-    let mut fitting = HashMap::new();
-    let mut hidden = 0;
-    for tgid in super::all()? {
-        let Some(stat) = super::stat(tgid).filter(|stat| !super::is_dead(stat)) else { continue };
-        if stat.flags & KERNEL_THREAD != 0 {
-            continue;
+impl Snapshot {
+    fn take() -> io::Result<Self> {
+        let mut candidates = Vec::new();
+        let mut parents = HashMap::new();
+        for tgid in super::all()? {
+            let Some(stat) = super::stat(tgid).filter(|stat| !super::is_dead(stat)) else { continue };
+            if stat.flags & KERNEL_THREAD != 0 {
+                continue;
+            }
+            parents.insert(tgid, stat.ppid.unsigned_abs());
+            let process = super::id_of(tgid, &stat);
+            let (cmdline, declared) = (OnceCell::new(), OnceCell::new());
+            candidates.push(Candidate { process, comm: stat.comm, cmdline, declared });
         }
-        parents.insert(tgid, stat.ppid.unsigned_abs());
-        let process = super::id_of(tgid, &stat);
-        if earlier.contains(&process) {
-            continue;
-        }
-        match fits(&Candidate { tgid, comm: &stat.comm }) {
-            Ok(true) => _ = fitting.insert(tgid, process),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
-            // It does not fit, or is gone.
-            _ => {}
-        }
+        Ok(Self { candidates, parents, ours: ours() })
     }
-    let mut topmost: Vec<_> = fitting.values().filter(|process| !below(process.tgid, &parents, &fitting)).collect();
-    topmost.sort_unstable();
-    match topmost[..] {
-        [] if hidden > 0 => Err(FindError::Hidden { key, hidden }),
-        [] => Ok(None),
-        [process] => Ok(Some(*process)),
-        _ => Err(FindError::Ambiguous { key, tgids: topmost.iter().map(|process| process.tgid).collect() }),
+
+    /// The topmost of the living processes that fit.
+    fn search(
+        &self,
+        key: &'static str,
+        earlier: &HashSet<ProcessId>,
+        fits: impl Fn(&Candidate) -> Result<bool, io::ErrorKind>,
+    ) -> Result<Option<ProcessId>, FindError> {
+        let mut fitting = HashMap::new();
+        let mut hidden = 0;
+        for candidate in self.candidates.iter().filter(|candidate| !earlier.contains(&candidate.process)) {
+            match fits(candidate) {
+                Ok(true) => _ = fitting.insert(candidate.process.tgid, candidate.process),
+                Err(io::ErrorKind::PermissionDenied) => hidden += 1,
+                // It does not fit, or is gone.
+                _ => {}
+            }
+        }
+        let fits = fitting.values();
+        let mut topmost: Vec<_> = fits.filter(|process| !below(process.tgid, &self.parents, &fitting)).collect();
+        topmost.sort_unstable();
+        match topmost[..] {
+            [] if hidden > 0 => Err(FindError::Hidden { key, hidden }),
+            [] => Ok(None),
+            [process] => Ok(Some(*process)),
+            _ => Err(FindError::Ambiguous { key, tgids: topmost.iter().map(|process| process.tgid).collect() }),
+        }
     }
 }
 
@@ -240,7 +288,7 @@ mod tests {
 
     /// Where this test may not look into other users' processes, that is said instead.
     fn is_absent(find: &Find, earlier: &HashSet<ProcessId>) -> bool {
-        matches!(find_root_except(find, earlier), Ok(None) | Err(FindError::Hidden { .. }))
+        matches!(Finder::default().root(find, earlier), Ok(None) | Err(FindError::Hidden { .. }))
     }
 
     fn end(mut shell: Child) {
@@ -286,15 +334,19 @@ mod tests {
         // While the root lives it is found, and after it only the orphan would be.
         let earlier = HashSet::from([root, child]);
         assert!(is_absent(&Find::Env(word.clone()), &earlier));
-        assert_eq!(find_root_except(&Find::Env(word), &HashSet::from([root])).unwrap(), Some(child));
-        assert_eq!(find_root_except(&Find::Pid(root.tgid), &earlier).unwrap(), None);
+        assert_eq!(Finder::default().root(&Find::Env(word), &HashSet::from([root])).unwrap(), Some(child));
+        assert_eq!(Finder::default().root(&Find::Pid(root.tgid), &earlier).unwrap(), None);
         end(shell);
     }
 
     #[test]
     fn a_titled_child_or_our_own_shell_is_never_a_root() {
         let ours = HashSet::from([7]);
-        let may = |tgid, comm| Candidate { tgid, comm }.may_be_root(&ours);
+        let may = |tgid, comm: &str| {
+            let process = ProcessId { tgid, start_ticks: 0 };
+            let (cmdline, declared) = (OnceCell::new(), OnceCell::new());
+            Candidate { process, comm: comm.to_owned(), cmdline, declared }.may_be_root(&ours)
+        };
         assert!(may(8, "vllm"));
         assert!(!may(7, "bash"));
         assert!(!may(8, "VLLM::EngineCor"));

@@ -26,7 +26,7 @@ pub fn ours() -> std::collections::HashSet<u32> {
     find::ours()
 }
 
-pub use find::{FindError, find_root, find_root_except};
+pub use find::{FindError, Finder, find_root};
 pub use state::{ProcessState, process_state};
 pub use tree::{ProcessInfo, descendants, describe};
 
@@ -79,10 +79,40 @@ pub fn identify(tgid: u32) -> Option<ProcessId> {
     Some(id_of(tgid, &stat(tgid)?))
 }
 
+/// Whether a process is still there. Nobody is taken for dead because he could not be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// This very process, perhaps as a zombie.
+    Same {
+        /// None of its threads runs any more.
+        dead: bool,
+    },
+    /// Its pid is free, or another's.
+    Gone,
+    /// There is a process of its pid, and no descriptor to open its `/proc` files with.
+    Unknown,
+}
+
+/// Looks whether this very process is there.
+#[must_use]
+pub fn presence(process: ProcessId) -> Presence {
+    if let Some(stat) = stat(process.tgid) {
+        let same = id_of(process.tgid, &stat) == process;
+        return if same { Presence::Same { dead: is_dead(&stat) } } else { Presence::Gone };
+    }
+    // kill(2) with signal 0 takes no descriptor.
+    let pid = nix::unistd::Pid::from_raw(process.tgid.cast_signed());
+    match nix::sys::signal::kill(pid, None) {
+        Err(nix::errno::Errno::ESRCH) => Presence::Gone,
+        // It may have ended between the two looks; then the next one says so.
+        _ => Presence::Unknown,
+    }
+}
+
 /// This very process is there and at least one of its threads runs, however stuck.
 #[must_use]
 pub fn is_alive(process: ProcessId) -> bool {
-    stat(process.tgid).is_some_and(|stat| id_of(process.tgid, &stat) == process && !is_dead(&stat))
+    matches!(presence(process), Presence::Same { dead: false } | Presence::Unknown)
 }
 
 /// How long this very process has been there; `None` if it is gone.

@@ -43,6 +43,8 @@ impl Stage {
         }
         let ebpf = if arguments.no_ebpf { "off" } else { "auto" };
         let mut config = DaemonConfig::new("demo-node", &nats.url(), ebpf, path);
+        // Whoever asks for many kills makes the workers flap.
+        config = config.with_hold_down_ms(0);
         for worker in WORKERS {
             config = config.with(&engines[worker]);
         }

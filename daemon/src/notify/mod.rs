@@ -1,0 +1,320 @@
+//! Notices to what does not read NATS: a load balancer, a router of another make, a pager.
+//!
+//! What is told is what discovery says by then: a record that stands, or that is gone, acknowledged
+//! by the server. The supervisor only puts a notice into a queue that has a bound. Everything else
+//! happens on the side thread: one lane per sink and place, a time limit, retries with growing
+//! pauses. A notice that cannot be delivered is counted and said, and holds up nobody but the
+//! notices behind it.
+
+mod exec;
+mod webhook;
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, WorkerState};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::config::{NotifyConfig, NotifyKind};
+use crate::losses::Loss;
+use crate::metrics::Metrics;
+
+/// Pauses between tries: the first one, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// What a notice tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoticeKind {
+    /// The worker is listed and takes new work.
+    Serving,
+    /// It is listed and takes no new work for now.
+    Unready,
+    /// It is listed, takes no new work, and is leaving.
+    Draining,
+    /// It is not listed any more. The certificate tells as much as is known by then.
+    Withdrawn,
+    /// Its death certificate is complete.
+    Certificate,
+}
+
+impl NoticeKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Serving, Self::Unready, Self::Draining, Self::Withdrawn, Self::Certificate];
+
+    /// The closed name used in the configuration, in JSON and in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Unready => "unready",
+            Self::Draining => "draining",
+            Self::Withdrawn => "withdrawn",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
+impl From<WorkerState> for NoticeKind {
+    fn from(state: WorkerState) -> Self {
+        match state {
+            WorkerState::Serving => Self::Serving,
+            WorkerState::Unready => Self::Unready,
+            WorkerState::Draining => Self::Draining,
+        }
+    }
+}
+
+/// What a sink gets, as JSON.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Notice {
+    /// Always [`lastgasp_protocol::SCHEMA`].
+    pub schema: u32,
+    /// What it tells.
+    pub event: NoticeKind,
+    /// When.
+    pub at: Timestamp,
+    /// Name of the node.
+    pub node: Name,
+    /// Name of the worker.
+    pub worker: Name,
+    /// Where routers reach, or reached, it.
+    pub endpoint: String,
+    /// What it serves.
+    pub models: Vec<String>,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Which listing of that life.
+    pub epoch: u64,
+    /// Why it was withdrawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+    /// Who died, of what; with `withdrawn`, as far as it is known by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Box<Certificate>>,
+}
+
+/// One try.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// Another try may succeed.
+    #[error("{0}")]
+    Later(String),
+    /// It would be refused again.
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+/// All sinks. Dropped, what is still in their queues is lost.
+#[derive(Debug)]
+pub struct Notifier {
+    sinks: Vec<Sink>,
+    metrics: Metrics,
+    /// What was told of the listing of each worker, so that a renewal is no news.
+    told: HashMap<Name, (Incarnation, u64, NoticeKind)>,
+}
+
+#[derive(Debug)]
+struct Sink {
+    config: Arc<NotifyConfig>,
+    lanes: Vec<mpsc::Sender<Arc<Notice>>>,
+}
+
+impl Notifier {
+    /// Starts the lanes of every sink on the runtime of `side`.
+    #[must_use]
+    pub fn start(configs: &[NotifyConfig], side: &tokio::runtime::Handle, metrics: &Metrics) -> Self {
+        let sinks = configs.iter().cloned().map(|config| {
+            let config = Arc::new(config);
+            let lane = |_| {
+                let (sender, receiver) = mpsc::channel(config.queue);
+                side.spawn(lane(Arc::clone(&config), receiver, metrics.clone()));
+                sender
+            };
+            let lanes = (0..config.concurrency).map(lane).collect();
+            Sink { config, lanes }
+        });
+        Self { sinks: sinks.collect(), metrics: metrics.clone(), told: HashMap::new() }
+    }
+
+    /// Whether there is anybody to tell.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.sinks.is_empty()
+    }
+
+    /// Puts a notice into the queues. Never waits; where there is no room it is lost, and counted.
+    pub fn tell(&mut self, notice: Notice) {
+        match notice.event {
+            NoticeKind::Certificate => {}
+            NoticeKind::Withdrawn => _ = self.told.remove(&notice.worker),
+            listed => {
+                let news = (notice.incarnation.clone(), notice.epoch, listed);
+                if self.told.insert(notice.worker.clone(), news.clone()) == Some(news) {
+                    return;
+                }
+            }
+        }
+        let notice = Arc::new(notice);
+        for Sink { config, lanes } in &self.sinks {
+            if !config.on.contains(&notice.event) {
+                continue;
+            }
+            // What is told of one worker stays in order.
+            let mut hasher = DefaultHasher::new();
+            notice.worker.hash(&mut hasher);
+            let lane = usize::try_from(hasher.finish() % lanes.len() as u64).unwrap_or_default();
+            if lanes[lane].try_send(Arc::clone(&notice)).is_err() {
+                tracing::error!(sink = config.name, worker = %notice.worker, event = notice.event.as_str(), "notice lost: its queue is full");
+                self.metrics.lose(Loss::NoticeQueue, 1);
+            }
+        }
+    }
+
+    /// Notices that are in queues or under way: what is lost if the daemon ends now.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let lanes = self.sinks.iter().flat_map(|sink| &sink.lanes);
+        lanes.map(|lane| lane.max_capacity() - lane.capacity()).sum()
+    }
+}
+
+/// Delivers what comes, one after the other, until the notifier is dropped.
+async fn lane(config: Arc<NotifyConfig>, mut notices: mpsc::Receiver<Arc<Notice>>, metrics: Metrics) {
+    let client = match &config.kind {
+        NotifyKind::Webhook(hook) => Some(webhook::Client::new(hook)),
+        NotifyKind::Exec { .. } => None,
+    };
+    while let Some(notice) = notices.recv().await {
+        deliver(&config, client.as_ref(), &notice, &metrics).await;
+    }
+}
+
+async fn deliver(config: &NotifyConfig, client: Option<&webhook::Client>, notice: &Notice, metrics: &Metrics) {
+    let body = serde_json::to_vec(notice).expect("texts, numbers and lists of them");
+    let count = |outcome: &str| metrics.notify.with_label_values(&[config.name.as_str(), outcome]).inc();
+    let (mut pause, longest) = PAUSES;
+    for attempt in 1..=config.attempts {
+        let once = async {
+            match (&config.kind, client) {
+                (NotifyKind::Exec { command }, _) => exec::run(command, &body).await,
+                (NotifyKind::Webhook(hook), Some(client)) => client.post(hook, body.clone()).await,
+                (NotifyKind::Webhook(_), None) => unreachable!("a webhook's lane has a client"),
+            }
+        };
+        let tried = tokio::time::timeout(config.timeout, once).await;
+        let failure = match tried {
+            Ok(Ok(())) => return count("delivered"),
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::Later(format!("no end within {} ms", config.timeout.as_millis())),
+        };
+        let last = attempt == config.attempts || matches!(failure, Failure::Refused(_));
+        let (sink, worker, event) = (config.name.as_str(), &notice.worker, notice.event.as_str());
+        if last {
+            tracing::error!(sink, %worker, event, attempt, error = %failure, "notice lost: it cannot be delivered");
+            metrics.lose(Loss::Notice, 1);
+            return count(if matches!(failure, Failure::Refused(_)) { "refused" } else { "given_up" });
+        }
+        tracing::warn!(sink, %worker, event, attempt, error = %failure, "notice not delivered yet; it will be tried again");
+        count("retried");
+        // The daemons of a fleet do not all come back at once.
+        tokio::time::sleep(pause + Duration::from_millis(u64::from(std::process::id()) % 100)).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn notice(worker: &str, event: NoticeKind) -> Notice {
+        Notice {
+            schema: lastgasp_protocol::SCHEMA,
+            event,
+            at: "2026-11-29T17:00:00Z".parse().unwrap(),
+            node: Name::new("gpu-a").unwrap(),
+            worker: Name::new(worker).unwrap(),
+            endpoint: "http://10.0.0.7:8000".into(),
+            models: vec!["tiny".into()],
+            incarnation: Incarnation::new("a-1-2").unwrap(),
+            epoch: 1,
+            cause: None,
+            certificate: None,
+        }
+    }
+
+    fn config(command: &[&str], attempts: u32, queue: usize) -> NotifyConfig {
+        NotifyConfig {
+            name: "exec-0".into(),
+            kind: NotifyKind::Exec { command: command.iter().map(|&part| part.to_owned()).collect() },
+            on: NoticeKind::ALL.to_vec(),
+            timeout: Duration::from_secs(5),
+            attempts,
+            concurrency: 1,
+            queue,
+        }
+    }
+
+    fn counted(metrics: &Metrics, outcome: &str) -> u64 {
+        metrics.notify.with_label_values(&["exec-0", outcome]).get()
+    }
+
+    fn lost(metrics: &Metrics, kind: &str) -> u64 {
+        metrics.losses().into_iter().find(|loss| loss.hop == "notify" && loss.kind == kind).map_or(0, |loss| loss.count)
+    }
+
+    #[test]
+    fn the_json_has_the_names_that_scripts_rely_on() {
+        let json = serde_json::to_value(notice("vllm-0", NoticeKind::Withdrawn)).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "schema": 1, "event": "withdrawn", "at": "2026-11-29T17:00:00Z", "node": "gpu-a", "worker": "vllm-0",
+                "endpoint": "http://10.0.0.7:8000", "models": ["tiny"], "incarnation": "a-1-2", "epoch": 1,
+            })
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_is_tried_again_and_then_given_up() {
+        let metrics = Metrics::new();
+        deliver(&config(&["false"], 3, 1), None, &notice("w", NoticeKind::Serving), &metrics).await;
+        assert_eq!((counted(&metrics, "retried"), counted(&metrics, "given_up")), (2, 1));
+        assert_eq!(lost(&metrics, "delivery"), 1);
+    }
+
+    #[tokio::test]
+    async fn a_queue_that_is_full_loses_what_comes_and_says_so() {
+        let metrics = Metrics::new();
+        let mut notifier = Notifier::start(&[config(&["cat"], 1, 2)], &tokio::runtime::Handle::current(), &metrics);
+        // Nobody takes anything out before this task waits.
+        for worker in ["a", "b", "c", "d"] {
+            notifier.tell(notice(worker, NoticeKind::Withdrawn));
+        }
+        assert_eq!((lost(&metrics, "queue"), notifier.waiting()), (2, 2));
+    }
+
+    #[tokio::test]
+    async fn a_renewed_listing_is_no_news() {
+        let metrics = Metrics::new();
+        let mut notifier = Notifier::start(&[config(&["cat"], 1, 16)], &tokio::runtime::Handle::current(), &metrics);
+        for event in [NoticeKind::Serving, NoticeKind::Serving, NoticeKind::Withdrawn, NoticeKind::Serving] {
+            notifier.tell(notice("a", event));
+        }
+        assert_eq!(notifier.waiting(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_sink_gets_only_what_it_asks_for() {
+        let metrics = Metrics::new();
+        let only = NotifyConfig { on: vec![NoticeKind::Withdrawn], ..config(&["cat"], 1, 16) };
+        let mut notifier = Notifier::start(&[only], &tokio::runtime::Handle::current(), &metrics);
+        notifier.tell(notice("a", NoticeKind::Serving));
+        notifier.tell(notice("a", NoticeKind::Withdrawn));
+        assert_eq!(notifier.waiting(), 1);
+    }
+}

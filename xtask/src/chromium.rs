@@ -1,0 +1,50 @@
+//! A Chromium for the status page's tests, and `cargo xtask screenshots`.
+
+use std::process::{Command, ExitCode};
+
+use crate::{nats_server, tools};
+
+/// Names under which distributions have it.
+const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+/// Takes the pictures of the status page that stand in docs/.
+///
+/// A daemon, engines and a router are started, a worker is killed, and a headless Chromium looks at
+/// it. Needs root for eBPF.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {}
+
+/// Whether there is one. As root, on a machine with apt, it is installed.
+pub(crate) fn ensure() -> bool {
+    let there = || NAMES.iter().any(|name| tools::on_path(name).is_some());
+    if there() {
+        return true;
+    }
+    let install = Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", "chromium"]).status();
+    install.is_ok_and(|status| status.success()) && there()
+}
+
+pub(crate) fn screenshots(_: &Arguments) -> ExitCode {
+    match take() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo xtask screenshots: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn take() -> Result<(), Box<dyn std::error::Error>> {
+    if !ensure() {
+        return Err("there is no chromium; install it: apt-get install chromium".into());
+    }
+    let nats = nats_server::ensure(&tools::target())?;
+    let mut build = Command::new(tools::cargo());
+    build.args(["build", "--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
+    tools::step("build", build.current_dir(tools::workspace()))?;
+    let mut test = Command::new(tools::cargo());
+    test.args(["test", "-p", "lastgasp-tests", "--test", "page", "a_death_is_seen_as_it_happens"]);
+    test.env(nats_server::ENVIRONMENT, nats).env("LASTGASP_SCREENSHOTS", tools::workspace().join("docs"));
+    tools::step("pictures into docs/", test.current_dir(tools::workspace()))?;
+    Ok(())
+}
