@@ -222,7 +222,7 @@ pub struct Bucket {
     context: jetstream::Context,
     name: &'static str,
     replicas: usize,
-    store: kv::Store,
+    stream: stream::Stream,
 }
 
 impl Bucket {
@@ -243,11 +243,9 @@ impl Bucket {
             limit_markers: Some(MARKER_TTL),
             ..kv::Config::default()
         };
-        let store = context
-            .create_key_value(config)
-            .await
-            .map_err(|error| OpenError::Unavailable { bucket: name, source: error.into() })?;
-        Ok(Self { context: context.clone(), name, replicas, store })
+        let made = context.create_key_value(config).await;
+        let made = made.map_err(|error| OpenError::Unavailable { bucket: name, source: error.into() })?;
+        Ok(Self { context: context.clone(), name, replicas, stream: made.stream })
     }
 
     /// Opens a bucket that is there, and makes nothing: `None` if there is none.
@@ -255,15 +253,14 @@ impl Bucket {
     /// # Errors
     /// As for [`Self::open`].
     pub async fn existing(context: &jetstream::Context, name: &'static str) -> Result<Option<Self>, OpenError> {
-        let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };
-        match context.get_stream(format!("KV_{name}")).await {
-            Ok(stream) => check(stream.cached_info()).map_err(|shape| OpenError::Misshapen { bucket: name, shape })?,
+        let stream = match context.get_stream(format!("KV_{name}")).await {
+            Ok(stream) => stream,
             Err(error) if is_missing(&error) => return Ok(None),
-            Err(error) => return Err(unavailable(error.into())),
-        }
-        let store = context.get_key_value(name).await.map_err(|error| unavailable(error.into()))?;
-        let replicas = store.stream.cached_info().config.num_replicas;
-        Ok(Some(Self { context: context.clone(), name, replicas, store }))
+            Err(error) => return Err(OpenError::Unavailable { bucket: name, source: error.into() }),
+        };
+        check(stream.cached_info()).map_err(|shape| OpenError::Misshapen { bucket: name, shape })?;
+        let replicas = stream.cached_info().config.num_replicas;
+        Ok(Some(Self { context: context.clone(), name, replicas, stream }))
     }
 
     /// Makes the bucket again if it was deleted. A handle of the old one stands for the new one too.
@@ -280,10 +277,15 @@ impl Bucket {
         self.name
     }
 
+    /// Where a key is kept in the stream (NATS ADR-8).
+    fn subject(&self, key: &str) -> String {
+        format!("$KV.{}.{key}", self.name)
+    }
+
     /// What is not as it was asked for, as of the opening.
     #[must_use]
     pub fn remarks(&self) -> Vec<Remark> {
-        let config = &self.store.stream.cached_info().config;
+        let config = &self.stream.cached_info().config;
         let replicas = Remark::Replicas { found: config.num_replicas, wanted: self.replicas };
         [
             (config.num_replicas != self.replicas).then_some(replicas),
@@ -330,7 +332,7 @@ impl Bucket {
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => WriteError::Unknown(error.into()),
             _ => WriteError::Refused(error.into()),
         };
-        let subject = format!("{}{key}", self.store.put_prefix.as_ref().unwrap_or(&self.store.prefix));
+        let subject = self.subject(key);
         let acknowledgement = self.context.send_publish(subject, message).await.map_err(classify)?;
         Ok(acknowledgement.await.map_err(classify)?.sequence)
     }
@@ -340,8 +342,8 @@ impl Bucket {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read(&self, key: &str) -> Result<Option<Entry>, ReadError> {
-        let subject = format!("{}{key}", self.store.prefix);
-        match self.store.stream.get_last_raw_message_by_subject(&subject).await {
+        let subject = self.subject(key);
+        match self.stream.get_last_raw_message_by_subject(&subject).await {
             Ok(message) => Ok(Some(Entry {
                 key: key.to_owned(),
                 revision: message.sequence,
@@ -359,10 +361,11 @@ impl Bucket {
     /// # Errors
     /// See [`ReadError`].
     pub async fn keys(&self, filter: &str) -> Result<Vec<String>, ReadError> {
-        let subjects = format!("{}{filter}", self.store.prefix);
-        let found = self.store.stream.info_with_subjects(subjects).await.map_err(ReadError::of)?;
+        let subjects = self.subject(filter);
+        let found = self.stream.info_with_subjects(subjects).await.map_err(ReadError::of)?;
         let found: Vec<(String, usize)> = found.try_collect().await.map_err(ReadError::of)?;
-        let key = |subject: &str| subject.strip_prefix(&self.store.prefix).map(str::to_owned);
+        let prefix = self.subject("");
+        let key = |subject: &str| subject.strip_prefix(&prefix).map(str::to_owned);
         Ok(found.iter().filter_map(|(subject, _)| key(subject)).collect())
     }
 
@@ -377,7 +380,7 @@ impl Bucket {
         &self,
         filter: &str,
     ) -> Result<impl Stream<Item = Result<Change, WatchError>> + Send + Unpin + use<>, async_nats::Error> {
-        watch::begin(&self.context, &self.store.stream_name, &self.store.prefix, filter).await
+        watch::begin(&self.context, &format!("KV_{}", self.name), &self.subject(""), filter).await
     }
 }
 

@@ -237,6 +237,11 @@ async fn everything_else_is_refused_and_heard_by_nobody() {
     while let Some(message) = heard.next().await.filter(|message| message.subject.as_str() != "the.end") {
         assert!(message.subject.starts_with("$SYS") || message.subject.starts_with("$JS.EVENT"), "{message:?}");
     }
+    // What a worker that registers itself needs, it has.
+    let worker = ConnectOptions::with_user_and_password("vllm-1".to_owned(), password("vllm-1"));
+    let worker = worker.custom_inbox_prefix("_INBOX.lastgasp-worker.vllm-1").connect(site.nats.url()).await.unwrap();
+    let records = jetstream::new(worker).get_key_value("lastgasp_workers").await.unwrap();
+    records.put("gpu-a.vllm-1", "{}".into()).await.unwrap();
     // Who is nobody gets nowhere.
     let nobody = async_nats::connect(site.nats.url()).await.unwrap_err().to_string();
     assert!(nobody.contains("authorization violation"), "{nobody}");

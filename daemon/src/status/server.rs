@@ -115,7 +115,7 @@ impl StatusServer {
         tracing::info!(%listen, socket = %file.path.display(), "answering");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
-            result = axum::serve(http, http::router(hub, metrics, page.then_some(listen))) => result.map_err(|error| ended(&error)),
+            () = http::serve(http, http::router(hub, metrics, page.then_some(listen)), http::Limits::default()) => Ok(()),
         }
     }
 }
