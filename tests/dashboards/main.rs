@@ -20,12 +20,13 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Panels about what does not happen here: nothing is reaped, declared, retried, lost or refused.
-const EMPTY: [&str; 9] = [
+const EMPTY: [&str; 10] = [
     "Acts",
     "Declarations",
     "Faults of NATS",
     "Losses",
     "Notices",
+    "Notices to sinks",
     "Processes that outlive their worker",
     "Records refused",
     "Retries",

@@ -25,7 +25,7 @@ const fn closed(title: &'static str, file: &'static str, name: &'static str, met
 }
 
 /// All of them, in the order of the reference.
-pub(super) static CLOSED: [Closed; 25] = [
+pub(super) static CLOSED: [Closed; 26] = [
     closed("Causes", "protocol/src/reason.rs", "CauseKind", "`cause.kind` of signals and certificates."),
     closed("Evidence", "daemon/src/core/evidence.rs", "Kind", "`what` of a certificate's moments of kind `evidence`."),
     closed("States", "daemon/src/core/effect.rs", "State", "`state` in `lastgasp status`."),
@@ -34,6 +34,7 @@ pub(super) static CLOSED: [Closed; 25] = [
     closed("Modes of a move", "protocol/src/signal.rs", "Mode", "`mode` of a migration signal."),
     closed("Answers of a router", "protocol/src/signal.rs", "Phase", "`phase` of an answer."),
     closed("Verdicts held back", "daemon/src/core/effect.rs", "HeldBack", "An event, and the alert on it."),
+    closed("Notices", "daemon/src/notify/mod.rs", "NoticeKind", "`events` of `[[notify]]`, and what is told there."),
     closed("Faults of NATS", "protocol/src/kv/fault.rs", "Fault", "`lastgasp status`, each with what to do."),
     closed("Acts", "daemon/src/effects/actions.rs", "Act", "What `on_lost` did about processes."),
     closed("Outcomes of acts", "daemon/src/effects/actions.rs", "Outcome", "What came of it."),
@@ -205,7 +206,7 @@ const LEFT: &[&str] = &["Why streams leave a worker", "What NATS said", "How a w
 const WORKER: &str = "its name";
 
 /// All labels of all metrics.
-static LABELS: [Label; 29] = [
+static LABELS: [Label; 31] = [
     label("lastgasp_evidence_total", "kind", &["Evidence"], &["outdated"], ""),
     label("lastgasp_losses_total", "hop", &[], &[], "see [losses](#losses)"),
     label("lastgasp_losses_total", "kind", &[], &[], "see [losses](#losses)"),
@@ -215,6 +216,8 @@ static LABELS: [Label; 29] = [
     label("lastgasp_signals_total", "action", &["Actions of a signal"], &[], ""),
     label("lastgasp_router_answers_total", "phase", &["Answers of a router"], &[], ""),
     label("lastgasp_notices_total", "kind", &["Verdicts held back"], &["gpu_fault", "record_retried"], ""),
+    label("lastgasp_notify_total", "sink", &[], &[], "the name in `[[notify]]`"),
+    label("lastgasp_notify_total", "outcome", &[], &["delivered", "retried", "refused", "given_up"], ""),
     label("lastgasp_actions_total", "action", &["Acts"], &[], ""),
     label("lastgasp_actions_total", "outcome", &["Outcomes of acts"], &[], ""),
     label("lastgasp_declarations_total", "outcome", &["Refused declarations"], &["accepted"], ""),
