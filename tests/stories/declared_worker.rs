@@ -8,6 +8,7 @@ use lastgasp_protocol::WorkerState;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::{Declaration, Engine};
+use lastgasp_tests::matrix;
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::{GIVE_UP, Process};
@@ -187,6 +188,11 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     for reason in ["name_taken", "endpoint_taken", "not_allowed", "endpoint_elsewhere"] {
         assert!(metrics.contains(&format!(r#"lastgasp_declarations_total{{outcome="{reason}"}}"#)), "{metrics}");
     }
+    matrix::row(
+        "A container declares another's worker name, or opens its port",
+        "the declaration is refused, the worker stays",
+        "refused; the worker stayed listed",
+    );
 }
 
 /// A set-user-ID program of a user who may declare something, run by one who may not.
@@ -254,6 +260,11 @@ async fn its_words_reach_no_terminal_and_no_folder() {
     }
     assert!(said[0].contains("owned"), "it was told of: {}", said[0]);
     drop(hostile);
+    matrix::row(
+        "A declaration is full of escapes and paths",
+        "refused or made printable",
+        "none reached a terminal or a folder",
+    );
 }
 
 /// The init of a container is its worker from the start, minutes before it listens; what is
