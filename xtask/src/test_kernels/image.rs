@@ -128,9 +128,13 @@ fn script(kernel: &Path, guest: &Path, filter: Option<&str>) -> String {
     line("case $stories in", &mut script);
     line(&format!("kernel) {};;", run(kernel, "--test-threads=2")), &mut script);
     // Each of these has the machine for itself.
-    line(&format!("machine) {};;", run(guest, "--test-threads=1 --skip lockdown::")), &mut script);
-    let others = "--test-threads=1 --skip clock:: --skip freezer:: --skip oom:: --skip suspend::";
-    line(&format!("lockdown) {};;", run(guest, others)), &mut script);
+    for (stories, others) in [
+        ("machine", "--skip lockdown:: --skip suspend::"),
+        ("lockdown", "--skip clock:: --skip freezer:: --skip oom:: --skip suspend::"),
+        ("sleep", "--skip clock:: --skip freezer:: --skip oom:: --skip lockdown::"),
+    ] {
+        line(&format!("{stories}) {};;", run(guest, &format!("--test-threads=1 {others}"))), &mut script);
+    }
     line("*) status=1;;\nesac", &mut script);
     line(&format!("echo {}$status", super::guest::VERDICT), &mut script);
     line("poweroff -f", &mut script);
@@ -175,7 +179,8 @@ mod tests {
             "{script}"
         );
         assert!(
-            script.contains("\nmachine) /somewhere/guest --test-threads=1 --skip lockdown:: 'signal::'"),
+            script
+                .contains("\nmachine) /somewhere/guest --test-threads=1 --skip lockdown:: --skip suspend:: 'signal::'"),
             "{script}"
         );
         assert!(script.ends_with("poweroff -f\n"));
