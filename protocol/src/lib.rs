@@ -64,6 +64,12 @@ pub fn router_inbox(router: &Name) -> String {
     format!("_INBOX.lastgasp-router.{}", router.token())
 }
 
+/// The subjects of the death certificates of all workers of a node.
+#[must_use]
+pub fn death_subjects(node: &Name) -> String {
+    format!("lastgasp.v1.death.{}.*", node.token())
+}
+
 /// The subject of a worker's death certificates.
 #[must_use]
 pub fn death_subject(node: &Name, worker: &Name) -> String {

@@ -116,6 +116,11 @@ async fn a_kill_is_withdrawn_and_a_stream_is_moved() {
     assert_eq!((certificate.streams.streams, certificate.streams.moved), (1, 1));
     let held = |status: &Value| status["lease"] == "held" && status["routers"][0]["router"] == "router-1";
     daemon.status_when("lease and routers", held).await.unwrap();
+    // A daemon that is started later knows of it.
+    drop(daemon);
+    let daemon = Daemon::start(&config, path).await.unwrap();
+    let recalled = async { while !daemon.says("deaths").await.unwrap().contains(&certificate.certificate) {} };
+    tokio::time::timeout(GIVE_UP, recalled).await.expect("its own certificates can be read");
     // Nothing was asked for that is not allowed: the permissions are wide enough.
     drop((router, daemon));
     let log = site.log();
@@ -151,6 +156,9 @@ const FORBIDDEN: [(&str, &[&str]); 3] = [
             "$JS.API.DIRECT.GET.KV_lastgasp_workers.$KV.lastgasp_workers.gpu-a.alpha",
             "$JS.API.CONSUMER.DELETE.KV_lastgasp_workers.x",
             "$JS.API.CONSUMER.CREATE.lastgasp_deaths",
+            "$JS.API.CONSUMER.CREATE.lastgasp_deaths.x",
+            "$JS.API.CONSUMER.CREATE.lastgasp_deaths.x.lastgasp.v1.death.gpu-a.*",
+            "$JS.API.DIRECT.GET.lastgasp_deaths",
             "anything.else",
         ],
     ),
@@ -273,7 +281,7 @@ async fn an_answer_of_the_server_under_anothers_name_changes_nothing() {
         .with(&engine);
     let daemon = Daemon::start(&config, path).await.unwrap();
     let records = jetstream::new(site.client("admin").await).get_key_value("lastgasp_workers").await.unwrap();
-    let mut record = records.watch("gpu-a.alpha").await.unwrap();
+    let mut record = records.watch_with_history("gpu-a.alpha").await.unwrap();
     let is_record = |bytes: &[u8]| WorkerRecord::parse("gpu-a.alpha", bytes).is_ok();
     assert!(is_record(&record.next().await.unwrap().unwrap().value));
     let secret = site.password_file("router");
@@ -307,7 +315,23 @@ async fn an_answer_of_the_server_under_anothers_name_changes_nothing() {
     attacker.publish_with_reply(subject, reply, request.into()).await.unwrap();
     let answer: Value = serde_json::from_slice(&answers.next().await.unwrap().payload).unwrap();
     assert_eq!(answer["error"], Value::Null, "{answer:#}");
+    // The same into another bucket: a lease that the daemon would take for another machine's.
+    let nodes = jetstream::new(site.client("admin").await).get_key_value("lastgasp_nodes").await.unwrap();
+    let mut leases = nodes.watch("gpu-a").await.unwrap();
+    let forged = json!({"schema": 1, "node": "gpu-a", "machine_id": "forged", "boot_id": "forged", "pid": 1,
+        "start_ticks": 1});
+    attacker.publish("$KV.lastgasp_workers.gpu-b.y", forged.to_string().into()).await.unwrap();
+    let config = json!({"deliver_subject": "$KV.lastgasp_nodes.gpu-a", "filter_subject": "$KV.lastgasp_workers.gpu-b.y",
+        "ack_policy": "none", "deliver_policy": "all", "mem_storage": true, "num_replicas": 1});
+    let request = json!({"stream_name": "KV_lastgasp_workers", "config": config}).to_string();
+    attacker.publish_with_reply(subject, reply, request.into()).await.unwrap();
+    let answer: Value = serde_json::from_slice(&answers.next().await.unwrap().payload).unwrap();
+    assert_eq!(answer["error"], Value::Null, "{answer:#}");
     attacker.flush().await.unwrap();
+    for _ in 0..2 {
+        let lease = leases.next().await.unwrap().unwrap();
+        assert!(!String::from_utf8_lossy(&lease.value).contains("forged"), "{lease:?}");
+    }
 
     // The daemon writes over it.
     assert!(!is_record(&record.next().await.unwrap().unwrap().value), "nothing was put there: is this test in vain?");

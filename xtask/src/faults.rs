@@ -16,7 +16,7 @@ use crate::{nats_server, tools};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  cargo xtask faults          all stories, within a quarter of an hour
+  cargo xtask faults          all stories, within a quarter of an hour, and damaged input
   cargo xtask faults --long   random faults for ten minutes, 10,000 worker restarts
 
 It needs root. Exit status: 0 written, 1 a story failed and nothing was written.")]
@@ -68,6 +68,7 @@ fn run_stories(long: bool) -> Result<PathBuf, Box<dyn std::error::Error>> {
         return Err("the stories need root".into());
     }
     let nats = nats_server::ensure(&tools::target())?;
+    let old = nats_server::ensure_old(&tools::target())?;
     let lines = tools::target().join("faults.jsonl");
     if lines.exists() {
         std::fs::remove_file(&lines)?;
@@ -80,7 +81,8 @@ fn run_stories(long: bool) -> Result<PathBuf, Box<dyn std::error::Error>> {
         command
     });
     for suite in &mut suites {
-        suite.env(nats_server::ENVIRONMENT, &nats).env("LASTGASP_MATRIX", &lines);
+        suite.env(nats_server::ENVIRONMENT, &nats).env(nats_server::OLD_ENVIRONMENT, &old);
+        suite.env("LASTGASP_MATRIX", &lines);
         if long {
             suite.env(crate::test::LONG, "1");
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::TryStreamExt;
 use jiff::{SignedDuration, Timestamp};
 use lastgasp_protocol::{
     Answer, Cause, Certificate, Container, Counts, Incarnation, Moment, Name, Orphan, Phase, SCHEMA,
@@ -29,7 +29,7 @@ const SIGNAL_REMEMBERED: Duration = Duration::from_secs(5);
 /// Moments in one certificate.
 const MAX_MOMENTS: usize = 256;
 /// Certificates of earlier daemons that are read at the start.
-const MAX_RECALLED: u64 = 2048;
+const MAX_RECALLED: usize = 2048;
 /// How long after the end of a life its certificate waits for what is still to come: the
 /// acknowledgement, the routers' answers, the pidfd (which a core dump delays).
 const SETTLE: Duration = Duration::from_secs(5);
@@ -464,37 +464,40 @@ pub async fn recall(context: jetstream::Context, node: Name, each: impl Fn(&str,
     }
 }
 
+/// By requests for single messages: who may create a consumer may have its messages delivered wherever he
+/// likes, so no node's permissions include one for what it writes itself.
 async fn try_recall(
     context: &jetstream::Context,
     node: &Name,
     each: impl Fn(&str, &str) + Send,
 ) -> Result<(), async_nats::Error> {
     let stream = context.get_stream(lastgasp_protocol::DEATHS_STREAM).await?;
-    let config = |deliver_policy| pull::OrderedConfig {
-        filter_subject: format!("lastgasp.v1.death.{}.*", node.token()),
-        deliver_policy,
-        ..pull::OrderedConfig::default()
-    };
-    let mut consumer = stream.create_consumer(config(DeliverPolicy::All)).await?;
-    if consumer.cached_info().num_pending > MAX_RECALLED {
-        consumer = stream.create_consumer(config(DeliverPolicy::LastPerSubject)).await?;
-    }
-    if consumer.cached_info().num_pending == 0 {
-        return Ok(());
-    }
-    let mut messages = consumer.messages().await?;
-    while let Some(message) = messages.next().await {
-        let message = message?;
+    let own = lastgasp_protocol::death_subjects(node);
+    let kept: Vec<(String, usize)> = stream.info_with_subjects(own.clone()).await?.try_collect().await?;
+    let tell = |payload: &[u8]| {
         if let (Ok(json), Ok(certificate)) =
-            (std::str::from_utf8(&message.payload), serde_json::from_slice::<Certificate>(&message.payload))
+            (std::str::from_utf8(payload), serde_json::from_slice::<Certificate>(payload))
         {
             each(&certificate.certificate, json);
         }
-        if message.info()?.pending == 0 {
-            break;
+    };
+    if kept.iter().map(|(_, count)| count).sum::<usize>() > MAX_RECALLED {
+        for (subject, _) in kept {
+            tell(&stream.get_last_raw_message_by_subject(&subject).await?.payload);
+        }
+        return Ok(());
+    }
+    let mut next = 1;
+    loop {
+        match stream.get_first_raw_message_by_subject(&own, next).await {
+            Ok(message) => {
+                tell(&message.payload);
+                next = message.sequence + 1;
+            }
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

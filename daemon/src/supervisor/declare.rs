@@ -22,7 +22,8 @@ use super::{Message, Supervisor, start};
 const MAX_DECLARED: usize = 256;
 /// Of them, in one container or cgroup: no container can take all places.
 const MAX_IN_ONE_PLACE: usize = 32;
-/// Refusals that are told in a minute. All are counted.
+/// Refusals that are told in a minute: of those who may not declare anything, and as many of others, whom
+/// the first cannot drown out. All are counted.
 const MAX_TOLD: usize = 30;
 /// Processes of nobody's that are looked at in a second because they have called exec. Of more, as in
 /// a storm of short-lived ones, nothing is told, and all processes are looked through instead.
@@ -60,7 +61,7 @@ pub(super) struct Declarations {
     strangers_untold: bool,
     /// Refusals that were told, so that each is told once.
     refused: HashMap<(Origin, String), Refusal>,
-    told: VecDeque<Nanos>,
+    told: Told,
     hidden_told: bool,
 }
 
@@ -73,7 +74,7 @@ impl Declarations {
             strangers: Vec::new(),
             strangers_untold: false,
             refused: HashMap::new(),
-            told: VecDeque::new(),
+            told: Told::default(),
             hidden_told: false,
         }
     }
@@ -86,14 +87,25 @@ impl Declarations {
     pub(super) fn stranger_executed(&mut self, tgid: u32) {
         self.strangers.push(tgid);
     }
+}
 
-    fn may_tell(&mut self, now: Nanos) -> bool {
-        while self.told.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
-            self.told.pop_front();
+/// When refusals were told in the last minute.
+#[derive(Default)]
+struct Told {
+    /// Of those who may not declare anything.
+    strangers: VecDeque<Nanos>,
+    others: VecDeque<Nanos>,
+}
+
+impl Told {
+    fn may_tell(&mut self, refusal: Refusal, now: Nanos) -> bool {
+        let told = if refusal == Refusal::NotAllowed { &mut self.strangers } else { &mut self.others };
+        while told.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
+            told.pop_front();
         }
-        let may = self.told.len() < MAX_TOLD;
+        let may = told.len() < MAX_TOLD;
         if may {
-            self.told.push_back(now);
+            told.push_back(now);
         }
         may
     }
@@ -306,7 +318,7 @@ impl Supervisor {
             return;
         }
         self.metrics.declarations.with_label_values(&[refusal.as_str()]).inc();
-        if !self.declarations.may_tell(proc::monotonic_now()) {
+        if !self.declarations.told.may_tell(refusal, proc::monotonic_now()) {
             return;
         }
         let text = format!(
@@ -362,5 +374,20 @@ impl Supervisor {
         {
             tracing::debug!(%error, port, "cannot unwatch a port");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_those_who_may_not_declare_leave_room_for_those_of_others() {
+        let mut told = Told::default();
+        let now = Nanos(1_000_000_000_000);
+        let strangers = (0..100).filter(|_| told.may_tell(Refusal::NotAllowed, now)).count();
+        assert_eq!(strangers, MAX_TOLD);
+        assert!(told.may_tell(Refusal::EndpointElsewhere, now));
+        assert!(told.may_tell(Refusal::NotAllowed, now.plus(Duration::from_secs(60))));
     }
 }

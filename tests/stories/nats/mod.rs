@@ -11,6 +11,7 @@ mod jetstream_off;
 mod leader_killed;
 mod lease_of_another_machine;
 mod leases_lapse;
+mod left_unconfigured;
 mod login_refused;
 mod many_reconnects;
 mod misshapen_bucket;
