@@ -116,8 +116,8 @@ line.";
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
-  LASTGASP_NATS_USER=admin LASTGASP_NATS_PASSWORD_FILE=admin.password lastgasp create-buckets
   lastgasp create-buckets --config admin.toml
+  LASTGASP_NATS_USER=admin LASTGASP_NATS_PASSWORD_FILE=admin.password lastgasp create-buckets
 
 A daemon makes what is missing itself if it may. Where it may not, as under the permissions in
 deploy/nats/, this does it, once.

@@ -14,6 +14,7 @@
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -23,6 +24,8 @@ use std::{env, fs};
 pub const SECONDS: &str = "LASTGASP_FUZZ_SECONDS";
 /// A number, to repeat a run that printed it.
 pub const SEED: &str = "LASTGASP_FUZZ_SEED";
+/// File that the number of inputs is appended to, for docs/faults.md; set by `cargo xtask faults`.
+pub const MATRIX: &str = "LASTGASP_MATRIX";
 
 /// Largest input, in bytes: beyond the bounds of everything that has one below it.
 const LARGEST: usize = 64 * 1024;
@@ -61,6 +64,11 @@ pub fn run<T: Hash>(folder: &Path, target: &str, seeds: &[Vec<u8>], words: &[&st
         }
     }
     println!("{target}: {tried} inputs, {} outcomes, {SEED}={seed}", seen.len());
+    if let Some(path) = env::var_os(MATRIX) {
+        let line = format!("{{\"count\":\"bad inputs tried\",\"number\":{tried}}}\n");
+        let file = fs::OpenOptions::new().create(true).append(true).open(path);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a file of counts that can be written");
+    }
 }
 
 fn read(folder: &Path) -> Vec<Vec<u8>> {

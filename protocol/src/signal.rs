@@ -1,6 +1,6 @@
 //! The migration signal and a router's two answers to it.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::bounds::{self, ContractError};
 use crate::record::to_json;
@@ -124,8 +124,13 @@ pub struct Answer {
     /// First or second answer.
     pub phase: Phase,
     /// With [`Phase::Done`]; zeros otherwise.
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "counted")]
     pub counts: Option<Counts>,
+}
+
+/// A flattened `Option` would take counts of a wrong type for no counts at all.
+fn counted<'de, D: Deserializer<'de>>(fields: D) -> Result<Option<Counts>, D::Error> {
+    Counts::deserialize(fields).map(Some)
 }
 
 impl Answer {
@@ -186,6 +191,15 @@ mod tests {
                 answer.counts = None;
             }
             assert_eq!(String::from_utf8(answer.to_json()).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn an_answer_whose_counts_are_no_numbers_is_refused_and_not_read_as_zeros() {
+        for wrong in [r#""12""#, "-1", "1.5", "null", "[]"] {
+            let text = format!(r#"{{"schema":1,"router":"r","certificate":"01K","phase":"done","streams":{wrong}}}"#);
+            let error = Answer::parse(text.as_bytes()).unwrap_err();
+            assert_eq!(error.label(), "malformed", "{wrong}");
         }
     }
 }

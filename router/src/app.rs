@@ -63,7 +63,7 @@ async fn serve(args: Args) -> Result<(), String> {
             tokio::spawn(connections::serve(listener, routes, limits, stopped))
         }
         None => {
-            let listener = listener.tap_io(|connection| connections::tune(connection));
+            let listener = listener.tap_io(|connection| connections::tune(connection, connections::UNREAD));
             tokio::spawn(connections::serve(listener, routes, limits, stopped))
         }
     };

@@ -67,8 +67,9 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_WAIT_FOR_WORKER", default_value = "10", value_parser = seconds)]
     pub wait_for_worker: Duration,
 
-    /// Ask a worker whether it is well when a stream was silent for so many seconds, and move the
-    /// stream if it is not. For nodes that no daemon watches. Off by default.
+    /// Ask a worker whether it is well when it was silent for so many seconds, before its answer or in
+    /// it, and go elsewhere if it is not. For nodes that no daemon watches. Off by default: a long
+    /// prompt may take minutes. A worker of a node whose lease lapsed is asked after 2 seconds anyway.
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_STALL_TIMEOUT", value_parser = seconds)]
     pub stall_timeout: Option<Duration>,
 

@@ -22,7 +22,7 @@ pub const MAX_HEADERS: usize = 100;
 /// Most bytes of a request's head.
 pub const MAX_HEAD: usize = 64 * 1024;
 /// How long a client may leave what it was sent unacknowledged, or its window shut.
-const UNREAD: Duration = Duration::from_secs(120);
+pub const UNREAD: Duration = Duration::from_secs(120);
 
 /// What clients together, and each of them, may have.
 #[derive(Debug, Clone, Copy)]
@@ -33,14 +33,15 @@ pub struct Limits {
     pub head: Duration,
 }
 
-/// Prepares a connection that was accepted.
-pub fn tune(connection: &TcpStream) {
+/// Prepares a connection that was accepted. It is ended when the client has left what it was sent for
+/// so long ([`UNREAD`]).
+pub fn tune(connection: &TcpStream, unread: Duration) {
     // A token is smaller than a segment and must not wait for the next one.
     if let Err(error) = connection.set_nodelay(true) {
         warn!(%error, "TCP_NODELAY");
     }
     // tcp(7). Since Linux 5.11 it ends a connection also whose window stays shut.
-    if let Err(error) = SockRef::from(connection).set_tcp_user_timeout(Some(UNREAD)) {
+    if let Err(error) = SockRef::from(connection).set_tcp_user_timeout(Some(unread)) {
         warn!(%error, "TCP_USER_TIMEOUT");
     }
 }

@@ -28,12 +28,12 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
         .route(Endpoint::Chat.path(), post(generate))
         .route(Endpoint::Completions.path(), post(generate))
         .route("/v1/{*path}", any(other))
+        .route("/workers", get(workers))
         .layer(from_fn_with_state(Arc::clone(&proxy), admit));
     Router::new()
         .merge(api)
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .route("/workers", get(workers))
         .fallback(|| async {
             let error = ApiError::invalid(None, "This router serves /v1/*, /health, /metrics and /workers.");
             ApiError { status: StatusCode::NOT_FOUND, code: "not_found", ..error }

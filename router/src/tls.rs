@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, done: mpsc::Sender
                 continue;
             }
         };
-        connections::tune(&connection);
+        connections::tune(&connection, connections::UNREAD);
         let (acceptor, done) = (acceptor.clone(), done.clone());
         tokio::spawn(async move {
             match tokio::time::timeout(HANDSHAKE, acceptor.accept(connection)).await {

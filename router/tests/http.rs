@@ -355,6 +355,36 @@ async fn of_a_node_whose_lease_lapses_only_a_silent_stream_whose_worker_is_not_t
     assert_eq!(well.requests().len(), 1);
 }
 
+/// It accepts connections and never answers, as a machine does that lost its power behind a balancer.
+#[tokio::test]
+async fn of_a_node_whose_lease_lapses_a_request_that_got_no_first_byte_goes_elsewhere() {
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let well = Worker::start("b", Behaviour::Well).await;
+    let story = Story::start(moving(), &[]).await;
+    let node = |name: &str| Name::new(name).unwrap();
+    story.workers.connected(Instant::now().checked_sub(NODE_TTL * 3).unwrap());
+    story.workers.lease_renewed(node("n"));
+    story.workers.lease_renewed(node("o"));
+    story.list_leased("n", "a", &format!("http://{}", mute.local_addr().unwrap()));
+    let whole = json!({ "model": "m", "prompt": "Hi", "max_tokens": 30 });
+    let (stream, whole) = (completion(), whole);
+    let told = async {
+        // Both are there, and the question for its models.
+        let mut held = Vec::new();
+        while held.len() < 3 {
+            held.push(mute.accept().await.unwrap());
+        }
+        story.list_leased("o", "b", &well.endpoint);
+        story.workers.lease_lapsed(node("n"));
+        held
+    };
+    let (streamed, answered, _held) =
+        tokio::join!(story.post(COMPLETIONS, &stream), story.post(COMPLETIONS, &whole), told);
+    assert_eq!(answered.headers()["x-lastgasp-worker"], "o/b");
+    assert_eq!(streamed.headers()["x-lastgasp-worker"], "o/b");
+    same(read(streamed).await.0, COMPLETIONS, &stream);
+}
+
 #[tokio::test]
 async fn other_paths_are_passed_on_and_ids_go_with_the_request() {
     let worker = Worker::start("a", Behaviour::Well).await;
@@ -386,11 +416,16 @@ async fn what_a_client_does_wrong_is_said_in_openais_words() {
         (post(json!({ "model": 7 })).bearer_auth("key"), 400, "invalid_request"),
         (post(long).bearer_auth("key"), 413, "request_too_large"),
         (story.client.get(format!("{}/nothing", story.url)), 404, "not_found"),
+        (story.client.get(format!("{}/workers", story.url)), 401, "invalid_api_key"),
     ] {
         let response = request.send().await.unwrap();
         assert_eq!(response.status().as_u16(), status);
         assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], code);
     }
+    let view = story.client.get(format!("{}/workers", story.url)).bearer_auth("key").send().await.unwrap();
+    let view = view.json::<Value>().await.unwrap();
+    let known = json!([{ "worker": "n/a", "incarnation": "1", "epoch": 1, "takes_work": true, "in_flight": 0 }]);
+    assert_eq!(view, known);
     let (client, _) = read(post(completion()).bearer_auth("key").send().await.unwrap()).await;
     assert!(client.ended().is_ok());
     // The router's key is not the worker's to see.

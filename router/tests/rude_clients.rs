@@ -32,10 +32,13 @@ async fn serve(config: Config, connections: usize) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let listener = listener.tap_io(|connection| connections::tune(connection));
+    let listener = listener.tap_io(|connection| connections::tune(connection, UNREAD));
     tokio::spawn(connections::serve(listener, server::routes(Arc::clone(&proxy)), limits, stopped));
     Served { address, proxy, _stop: stop }
 }
+
+/// As [`connections::UNREAD`], for a test that waits for it.
+const UNREAD: Duration = Duration::from_secs(1);
 
 fn impatient() -> Config {
     Config { request_timeout: Duration::from_millis(300), ..Config::default() }
@@ -97,6 +100,16 @@ async fn connections_beyond_the_limit_wait_until_a_silent_one_was_cut_off() {
         let ended = tokio::time::timeout(GIVE_UP, connection.read(&mut [0; 1])).await.expect("it is cut off");
         assert!(!matches!(ended, Ok(1)), "{ended:?}");
     }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_and_never_reads_is_cut_off() {
+    let config = Config { request_timeout: Duration::from_secs(3600), ..Config::default() };
+    let served = serve(config, 100).await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    // When there is no room for answers, no more is read of what is asked, and the client waits with it.
+    let asks = async { while client.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.is_ok() {} };
+    tokio::time::timeout(GIVE_UP, asks).await.expect("the connection is ended");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 //! Packages are installed into a virtual environment under `target/`, and the image needs root, buildah,
 //! podman and crun, hence ignored: `cargo test -p lastgasp-tests --test deploy -- --ignored`.
 
+mod dockerfile;
 mod examples;
 mod image;
 mod manifests;

@@ -167,6 +167,28 @@ fn the_chart_with_everything_on() {
     assert_eq!(*port, objects.the("Service")["spec"]["ports"][0]["name"]);
 }
 
+/// The users of `deploy/nats/lastgasp.conf`: one of each node's name, and the routers'.
+#[test]
+#[ignore = "installs packages from PyPI"]
+fn the_chart_with_a_user_for_each_node_takes_passwords() {
+    let credentials = json!({
+        "secret": "nats", "daemonUser": "$(LASTGASP_NODE)", "daemonKey": "$(LASTGASP_NODE)",
+        "routerUser": "router", "routerKey": "router"
+    });
+    let objects = helm(&json!({"nats": {"credentials": credentials}}));
+    let login = config(&objects).nats.login;
+    assert_eq!((login.user.as_deref(), login.creds_file), (Some("gpu-a"), None));
+    assert_eq!(login.password_file.as_deref(), Some(Path::new("/etc/lastgasp-nats/gpu-a")));
+    // Which of its keys is this node's, the Secret's volume cannot say.
+    let volumes = objects.the("DaemonSet")["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let secret = &volumes.iter().find(|volume| volume["name"] == "nats").unwrap()["secret"];
+    assert_eq!((&secret["secretName"], &secret["items"]), (&json!("nats"), &Value::Null));
+    assert_router(&objects);
+    let args = words(&container(objects.the("Deployment"), "containers")["args"]);
+    assert!(args.contains(&"--nats-user=router"), "{args:?}");
+    assert!(args.contains(&"--nats-password-file=/etc/lastgasp-nats/router"), "{args:?}");
+}
+
 #[test]
 #[ignore = "installs packages from PyPI"]
 fn the_chart_beside_sidecars_has_a_router_alone() {

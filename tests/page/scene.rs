@@ -84,10 +84,10 @@ impl Scene {
         Self { browser, router, daemon, config, engines, _discovery: discovery, _nats: nats, folder }
     }
 
-    /// One answer from each worker, begun.
+    /// One answer from each worker, begun; it goes on for half a minute, also on a busy machine.
     pub(crate) async fn ask_everybody(&self) -> Vec<LiveStream> {
         let body = json!({
-            "model": "tiny", "prompt": "once", "max_tokens": 400, "temperature": 0, "ignore_eos": true,
+            "model": "tiny", "prompt": "once", "max_tokens": 3000, "temperature": 0, "ignore_eos": true,
             "return_token_ids": true, "stream": true,
         });
         let mut asked = Vec::new();
@@ -99,9 +99,10 @@ impl Scene {
         asked
     }
 
-    /// Kills the engine core of the first worker, as somebody at a shell would.
-    pub(crate) async fn kill_first_core(&self) {
-        let core = self.engines[0].core;
+    /// Kills the engine core of this worker, as somebody at a shell would.
+    pub(crate) async fn kill_core_of(&self, worker: &str) {
+        let engine = self.engines.iter().find(|engine| engine.process.name() == worker);
+        let core = engine.expect("a worker of the scene").core;
         assert!(core.is_alive());
         let status = Command::new("sh").args(["-c", &format!("kill -9 {}", core.pid)]).status().await.unwrap();
         assert!(status.success());

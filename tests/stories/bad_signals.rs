@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lastgasp_protocol::WorkerState;
 use lastgasp_protocol::bounds::MAX_MESSAGE;
+use lastgasp_tests::matrix;
 use serde_json::{Value, json};
 
 use crate::scene::{Scene, was_moved};
@@ -77,4 +78,10 @@ async fn none_of_them_does_anything_and_all_are_counted() {
         assert!(!was_moved(&asked.finish().await));
     }
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (0, 0));
+    matrix::count("bad inputs tried", reasons.len());
+    matrix::row(
+        "Migration signals that are none or do not match: stale, of another life, unseen, unknown node, future schema, oversized, not JSON, not UTF-8, on another node's subject",
+        "nothing is withdrawn or moved, each is counted by its reason",
+        "all counted; no stream moved; the next signal was heard",
+    );
 }

@@ -2,7 +2,7 @@
 //! happen is not.
 
 use lastgasp_protocol::WorkerState;
-use lastgasp_tests::matrix;
+use lastgasp_tests::{HarnessError, matrix};
 use nix::sys::signal::Signal;
 
 use crate::scene::{Question, Scene, only_those_of_are_moved, was_moved};
@@ -103,11 +103,20 @@ async fn a_second_daemon_of_the_same_node_is_refused() {
     let mut scene = Scene::new(&[]).await;
     let second = scene.start_second_daemon().await;
     // It may be ready before NATS has told it, but not for long.
-    let status = match second {
-        Ok(mut daemon) => daemon.process.exited().await.unwrap().code().map(|code| code.to_string()),
-        Err(error) => Some(error.to_string()),
+    let (status, said) = match second {
+        Ok(mut daemon) => {
+            let status = daemon.process.exited().await.unwrap();
+            (status.to_string(), daemon.process.log_tail())
+        }
+        Err(HarnessError::Ended { status, log, .. }) => (status, log),
+        Err(error) => panic!("{error}"),
     };
-    assert!(status.as_deref().is_some_and(|said| said.contains("69")), "{status:?}");
+    assert_eq!(status, "exit status: 69", "{said}");
+    let first = format!("another lastgasp daemon (pid {})", scene.daemon.process.identity.pid);
+    for told in [first.as_str(), "already watches node \"node-a\"", "stop it, or give one of them another `node` name"]
+    {
+        assert!(said.contains(told), "{told:?} is not in:\n{said}");
+    }
     assert!(!scene.daemon.process.has_exited());
     for worker in ["alpha", "beta"] {
         assert_eq!(scene.discovery.removals(worker), 0);
@@ -115,6 +124,6 @@ async fn a_second_daemon_of_the_same_node_is_refused() {
     matrix::row(
         "A second daemon is started on a node by mistake",
         "it ends with status 69 and says why; the first one goes on",
-        &format!("status {}", status.unwrap_or_default().lines().next().unwrap_or_default()),
+        "status 69; it named the first one's pid, the node, and what to do",
     );
 }

@@ -8,6 +8,7 @@ use lastgasp_protocol::WorkerState;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::{Declaration, Engine};
+use lastgasp_tests::matrix;
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::{GIVE_UP, Process};
@@ -47,9 +48,21 @@ impl Node {
 
     /// Runs a program as the user of this story, in a new PID namespace, whose init it is.
     async fn container(&self, name: &str, unshare: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Process {
+        self.container_of(self.uid, name, unshare, program, variables).await
+    }
+
+    /// The same as another user.
+    async fn container_of(
+        &self,
+        uid: u32,
+        name: &str,
+        unshare: &[&str],
+        program: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Process {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork"]).args(unshare);
-        command.args(["setpriv", "--clear-groups", "--reuid", &self.uid.to_string()]).args(program);
+        command.args(["setpriv", "--clear-groups", "--reuid", &uid.to_string()]).args(program);
         command.current_dir(self.folder.path()).envs(variables.iter().copied());
         let mut process = Process::spawn(name, command, self.folder.path()).unwrap();
         let pid = process.identity.pid;
@@ -175,13 +188,53 @@ async fn nobody_gets_anothers_worker_withdrawn() {
     for reason in ["name_taken", "endpoint_taken", "not_allowed", "endpoint_elsewhere"] {
         assert!(metrics.contains(&format!(r#"lastgasp_declarations_total{{outcome="{reason}"}}"#)), "{metrics}");
     }
+    matrix::row(
+        "A container declares another's worker name, or opens its port",
+        "the declaration is refused, the worker stays",
+        "refused; the worker stayed listed",
+    );
+}
+
+/// A set-user-ID program of a user who may declare something, run by one who may not.
+#[tokio::test]
+async fn nobody_borrows_the_user_of_another() {
+    let node = Node::new("off").await;
+    let (owner, borrower) = (node.uid, node.uid + 8);
+    let program = node.folder.path().join("sleep-as-owner");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    std::os::unix::fs::chown(&program, Some(owner), None).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    let borrowed = Declaration::new(owner, "borrowed").unwrap();
+    let variables = [("LASTGASP_WORKER", "borrowed"), ("LASTGASP_ENDPOINT", borrowed.endpoint.as_str())];
+    let program = [program.to_str().unwrap(), "1000"];
+    let container = node.container_of(borrower, "borrowed", &[], &program, &variables).await;
+    let users = format!("Uid:\t{borrower}\t{owner}\t{owner}\t{owner}\n");
+    let status = format!("/proc/{}/status", init_of(&container));
+    let deadline = std::time::Instant::now() + GIVE_UP;
+    while !std::fs::read_to_string(&status).unwrap().contains(&users) {
+        assert!(std::time::Instant::now() < deadline, "it does not act as its owner: {}", container.log_tail());
+        tokio::task::yield_now().await;
+    }
+
+    node.refused("borrowed", "not_allowed").await;
+    // It was looked at before this one was found.
+    let omega = Declaration::new(owner, "omega").unwrap();
+    let _omega = node.engine("omega", &omega, &[]).await;
+    node.discovery.listed("omega", WorkerState::Serving).await.unwrap();
+    let status = node.daemon.status().await.unwrap();
+    let names: Vec<&Value> = status["workers"].as_array().unwrap().iter().map(|worker| &worker["worker"]).collect();
+    assert_eq!(names, ["omega"], "{status:#}");
+}
+
+/// The pid here of the init of a container.
+fn init_of(container: &Process) -> u32 {
+    let pid = container.identity.pid;
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap().trim().parse().unwrap()
 }
 
 /// Waits until something listens on the port in the network namespace of a container's init.
 async fn listens_in_its_namespace(container: &Process, port: u16) {
-    let pid = container.identity.pid;
-    let init = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let table = format!("/proc/{}/net/tcp", init.trim());
+    let table = format!("/proc/{}/net/tcp", init_of(container));
     let deadline = std::time::Instant::now() + GIVE_UP;
     let listening = |line: &str| lastgasp::sensors::proc::listeners::listener(line).is_some_and(|(on, _)| on == port);
     while !std::fs::read_to_string(&table).unwrap().lines().any(listening) {
@@ -207,6 +260,11 @@ async fn its_words_reach_no_terminal_and_no_folder() {
     }
     assert!(said[0].contains("owned"), "it was told of: {}", said[0]);
     drop(hostile);
+    matrix::row(
+        "A declaration is full of escapes and paths",
+        "refused or made printable",
+        "none reached a terminal or a folder",
+    );
 }
 
 /// The init of a container is its worker from the start, minutes before it listens; what is

@@ -1,5 +1,6 @@
 //! Whoever kills an engine chooses its own name, with escapes for a terminal and a line for a log.
 
+use lastgasp_tests::matrix;
 use nix::sys::signal::Signal;
 use tokio::process::Command;
 
@@ -31,4 +32,9 @@ async fn a_killers_name_reaches_no_terminal() {
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
         assert!(!text.lines().any(|line| line.starts_with("root")), "{text:?}");
     }
+    matrix::row(
+        "The killer's name is an escape sequence with line breaks",
+        "no control character in logs, status or events",
+        "none in the logs of daemon and router, nor in status and events",
+    );
 }

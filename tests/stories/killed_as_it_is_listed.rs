@@ -4,6 +4,7 @@ use lastgasp_protocol::{CauseKind, WorkerState};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
+use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
 use nix::sys::signal::Signal;
 
@@ -30,4 +31,9 @@ async fn it_is_withdrawn_once_and_the_certificate_says_who_killed_it() {
         assert!(!daemon.process.log_tail().contains("no daemon was watching"), "{}", daemon.process.log_tail());
         assert_eq!(discovery.removals(&name), 1);
     }
+    matrix::row(
+        "An engine is killed at the moment it is listed",
+        "withdrawn once, certified with its killer",
+        "8 of 8 withdrawn once and certified",
+    );
 }

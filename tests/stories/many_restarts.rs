@@ -15,6 +15,8 @@ use crate::crowd::Crowd;
 /// Workers, and how often each is restarted: 300 restarts, or 10,000.
 const SHORT: (usize, usize) = (30, 10);
 const LONG: (usize, usize) = (200, 50);
+/// How often each is restarted, where that is for neither.
+const ROUNDS: &str = "LASTGASP_RESTARTS";
 /// After so many rounds the daemon has allocated what it needs.
 const WARM: usize = 3;
 /// Growth that is allowed to the daemon's memory, per restart after that, in KiB. The last 1024 events are
@@ -47,7 +49,8 @@ fn loaded() -> [BTreeSet<u32>; 3] {
 
 #[tokio::test]
 async fn nothing_grows_and_nothing_is_left_in_the_kernel() {
-    let (workers, rounds) = if matrix::is_long() { LONG } else { SHORT };
+    let (workers, usual) = if matrix::is_long() { LONG } else { SHORT };
+    let rounds = std::env::var(ROUNDS).map_or(usual, |text| text.parse().expect("a number of rounds"));
     let mut crowd = Crowd::of(workers).await;
     let pid = crowd.daemon.process.identity.pid;
     let mut warm = size(pid);
@@ -57,8 +60,10 @@ async fn nothing_grows_and_nothing_is_left_in_the_kernel() {
             crowd.restart(number).await;
         }
         crowd.all_listed().await;
+        let (descriptors, kib) = size(pid);
+        println!("{} restarts: {descriptors} descriptors, {kib} KiB", (round + 1) * workers);
         if round + 1 == WARM {
-            warm = size(pid);
+            warm = (descriptors, kib);
         }
     }
     assert_eq!(crowd.removals(), vec![rounds; workers], "every life ends once");

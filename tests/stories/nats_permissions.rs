@@ -13,6 +13,7 @@ use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
+use lastgasp_tests::matrix;
 use lastgasp_tests::model::Endpoint;
 use lastgasp_tests::nats::{Nats, Options};
 use lastgasp_tests::process::GIVE_UP;
@@ -249,6 +250,13 @@ async fn everything_else_is_refused_and_heard_by_nobody() {
     assert!(wrong.connect(site.nats.url()).await.is_err());
     let made = site.create_buckets("gpu-b").await;
     assert_eq!(made.status.code(), Some(0), "what is there need not be made: {made:?}");
+    let tried = [FORBIDDEN, DEAF].as_flattened().iter().map(|(_, subjects)| subjects.len()).sum();
+    matrix::count("bad inputs tried", tried);
+    matrix::row(
+        "Daemon, router and self-registering worker publish and listen beyond their permissions (deploy/nats)",
+        "the server refuses each, nobody hears it",
+        "all refused, none heard",
+    );
 }
 
 /// A server answers a request on any subject that the request names, with its own words: that is how
@@ -316,4 +324,9 @@ async fn an_answer_of_the_server_under_anothers_name_changes_nothing() {
     }
     daemon.status_when("its lease is held", |status| status["lease"] == "held").await.unwrap();
     assert!(complaints.try_recv().is_err(), "the server refused it: this test is in vain");
+    matrix::row(
+        "Another node has the server's own answers written under a worker's key, a lease and a signal's subject",
+        "nothing is withdrawn or moved; the daemon writes over it",
+        "the record stood again; no stream moved; counted as malformed",
+    );
 }

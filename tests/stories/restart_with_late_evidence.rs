@@ -1,6 +1,7 @@
 //! A worker dies and comes back under its name and addresses while its predecessor is still dying.
 
 use lastgasp_protocol::WorkerState;
+use lastgasp_tests::matrix;
 use lastgasp_tests::process::GIVE_UP;
 use nix::sys::signal::Signal;
 
@@ -42,4 +43,9 @@ async fn the_successor_is_not_withdrawn_by_evidence_about_its_predecessor() {
     let asked = scene.ask(&Question::chat("and now?")).await;
     assert_eq!(asked.worker, "alpha");
     asked.finish().await;
+    matrix::row(
+        "A worker is started again while its predecessor is still dying",
+        "evidence about the predecessor does not touch the successor",
+        "the successor stayed listed and served",
+    );
 }

@@ -2,6 +2,7 @@
 //! done the process has not exited: its sockets are open, and its pidfd is silent.
 
 use lastgasp_protocol::CauseKind;
+use lastgasp_tests::matrix;
 use nix::sys::signal::Signal;
 
 use crate::scene::{Scene, only_those_of_are_moved};
@@ -34,4 +35,9 @@ async fn it_is_withdrawn_while_its_core_is_still_being_written() {
         });
         assert!(dumped, "no core file");
     }
+    matrix::row(
+        "An engine core crashes and its core dump takes long",
+        "withdrawn before the dump is over, streams exact",
+        "withdrawn once while the dying process was still there",
+    );
 }

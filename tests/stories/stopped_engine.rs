@@ -1,6 +1,7 @@
 //! SIGSTOP: the engine is not dead. Whether it is hung is for its health to say.
 
 use lastgasp_protocol::CauseKind;
+use lastgasp_tests::matrix;
 use nix::sys::signal::Signal;
 
 use crate::scene::{Question, Scene, was_moved};
@@ -22,6 +23,11 @@ async fn a_stopped_root_is_hung_when_its_health_was_silent_for_long_enough() {
     assert!(state.detail.ends_with(" is stopped"), "{state:?}");
     assert!(scene.engine("alpha").process.identity.is_alive());
     assert_eq!((scene.discovery.removals("alpha"), scene.discovery.removals("beta")), (1, 0));
+    matrix::row(
+        "An API server is stopped and answers no probe",
+        "hung after the hang window, withdrawn once, nobody else",
+        "withdrawn as hung, with who sent the SIGSTOP; the other worker stayed listed",
+    );
 }
 
 /// The engine core stops for a moment, and its health goes on saying SERVING.
@@ -38,4 +44,9 @@ async fn a_stopped_engine_core_whose_health_is_good_stays() {
 
     assert!(!was_moved(&asked.finish().await));
     assert_eq!(scene.discovery.history(&worker).len(), 1, "listed as it was");
+    matrix::row(
+        "An engine core is stopped for a moment, its health says SERVING all along",
+        "nothing is withdrawn or moved",
+        "listed as it was; the stream was not moved",
+    );
 }

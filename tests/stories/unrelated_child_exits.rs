@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 
 use lastgasp_protocol::CauseKind;
+use lastgasp_tests::matrix;
 use lastgasp_tests::process::Identity;
 
 use crate::scene::{Scene, was_moved};
@@ -30,4 +31,9 @@ async fn nothing_happens() {
     assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled);
     assert!(certificate.cause.process.as_ref().is_some_and(|name| name.contains("EngineCor")), "{certificate:#?}");
     assert_eq!(scene.discovery.removals("alpha"), 1);
+    matrix::row(
+        "Compilers and the resource tracker of an engine end",
+        "nothing is withdrawn or moved; the next real death is",
+        "nothing was; the engine core's death was seen",
+    );
 }

@@ -37,8 +37,9 @@ enum Line {
     Count { count: String, number: u64 },
 }
 
-/// Test binaries with stories about faults.
-const SUITES: [&str; 1] = ["stories"];
+/// Test binaries that break things: those of several packages may have one name.
+const SUITES: [(&[&str], &str); 2] =
+    [(&["lastgasp-tests"], "stories"), (&["lastgasp-protocol", "lastgasp", "lastgasp-router"], "fuzz")];
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     match run(arguments) {
@@ -73,7 +74,11 @@ fn run_stories(long: bool) -> Result<PathBuf, Box<dyn std::error::Error>> {
     }
     let mut build = cargo(&["build", "--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     let mut commands = vec![&mut build];
-    let mut suites: Vec<_> = SUITES.map(|suite| cargo(&["test", "-p", "lastgasp-tests", "--test", suite])).into();
+    let mut suites = SUITES.map(|(packages, suite)| {
+        let mut command = cargo(&["test", "--test", suite]);
+        command.args(packages.iter().flat_map(|package| ["-p", package]));
+        command
+    });
     for suite in &mut suites {
         suite.env(nats_server::ENVIRONMENT, &nats).env("LASTGASP_MATRIX", &lines);
         if long {

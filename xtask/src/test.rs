@@ -137,7 +137,11 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
         command
     };
     let no_systemd = tools::on_path("systemd-analyze").is_none().then_some("no systemd-analyze");
-    steps.push(step("manifests and chart", &mut deploy(&["manifests", "examples"]), filtered.or(no_venv)));
+    steps.push(step(
+        "manifests and chart",
+        &mut deploy(&["manifests", "examples", "dockerfile"]),
+        filtered.or(no_venv),
+    ));
     steps.push(step("systemd unit", &mut deploy(&["unit"]), filtered.or(no_systemd)));
     let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
     steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));

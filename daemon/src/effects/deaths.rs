@@ -23,6 +23,9 @@ use crate::sensors::proc;
 
 /// Moments before the verdict that a certificate begins with.
 const TRAIL: usize = 32;
+/// How long a signal to a worker that seems well is remembered. What a check said is told some time after
+/// it was asked for, and on a busy machine after the signal that came in between.
+const SIGNAL_REMEMBERED: Duration = Duration::from_secs(5);
 /// Moments in one certificate.
 const MAX_MOMENTS: usize = 256;
 /// Certificates of earlier daemons that are read at the start.
@@ -121,8 +124,10 @@ impl Deaths {
     pub fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
         let good =
             matches!(kind, Kind::Serving { .. } | Kind::ProbeAnswered | Kind::Listening | Kind::CriticalSeen { .. });
-        if good && !self.drafts.iter().any(|draft| draft.worker == worker) {
-            self.trails.remove(&worker);
+        if good && !self.is_open(worker) {
+            if let Some(trail) = self.trails.get_mut(&worker) {
+                trail.retain(|entry| entry.what == "signal_sent" && at.since(entry.at) < SIGNAL_REMEMBERED);
+            }
             return;
         }
         let detail = match kind {
@@ -490,4 +495,54 @@ async fn try_recall(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lastgasp_protocol::{CauseKind, Sender};
+
+    use super::*;
+    use crate::core::Process;
+
+    fn at(ms: u64) -> Nanos {
+        Nanos(ms * 1_000_000)
+    }
+
+    fn root() -> Process {
+        Process { tgid: 42, title: "root".into(), root: true }
+    }
+
+    fn stopped() -> Kind {
+        let sender = Sender { pid: 7, comm: "kill".to_owned(), cgroup: None };
+        Kind::SignalSent { to: Addressee::Process(root()), signal: libc::SIGSTOP, sender, ending: false }
+    }
+
+    /// What its certificate begins with, if it is lost at that moment.
+    fn lost(mut deaths: Deaths, now: Nanos) -> Vec<String> {
+        let (worker, name) = (WorkerId(0), Name::new("vllm-0").unwrap());
+        let incarnation = Incarnation::new("life").unwrap();
+        deaths.open(worker, &name, &incarnation, 1, "id", &Cause::of(CauseKind::Hung), false, None);
+        let certificate = deaths.so_far(worker, now).unwrap();
+        certificate.timeline.into_iter().map(|moment| moment.what).collect()
+    }
+
+    /// The check had been asked for before the signal, and its answer is read after it.
+    #[test]
+    fn who_stopped_it_is_not_forgotten_over_an_answer_that_was_on_its_way() {
+        let mut deaths = Deaths::new(Name::new("node-a").unwrap());
+        deaths.evidence(WorkerId(0), &Kind::WatchBroken, at(0));
+        deaths.evidence(WorkerId(0), &stopped(), at(1));
+        deaths.evidence(WorkerId(0), &Kind::ProbeAnswered, at(2));
+        deaths.evidence(WorkerId(0), &Kind::ProbeUnanswered, at(1002));
+        assert_eq!(lost(deaths, at(11_000)), ["signal_sent", "probe_unanswered"]);
+    }
+
+    #[test]
+    fn a_signal_long_before_is_no_part_of_it() {
+        let mut deaths = Deaths::new(Name::new("node-a").unwrap());
+        deaths.evidence(WorkerId(0), &stopped(), at(1));
+        deaths.evidence(WorkerId(0), &Kind::ProbeAnswered, at(6000));
+        deaths.evidence(WorkerId(0), &Kind::ProbeUnanswered, at(7000));
+        assert_eq!(lost(deaths, at(17_000)), ["probe_unanswered"]);
+    }
 }

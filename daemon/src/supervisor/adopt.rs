@@ -313,7 +313,8 @@ impl OwnRecords {
                             self.present.send_replace(Arc::new(Present { asked, keys }));
                         }
                         if let Some(left) = inherited.take() {
-                            let _ = self.messages.send(Message::Inherited(Inherited { left, bucket: bucket.clone() }));
+                            let inherited = Box::new(Inherited { left, bucket: bucket.clone() });
+                            let _ = self.messages.send(Message::Inherited(inherited));
                         }
                     }
                 },

@@ -132,7 +132,7 @@ enum Message {
     /// A process whose end was announced was looked at.
     Rechecked(WorkerId, ProcessId, Process, scan::Presence),
     /// What an earlier daemon left was read.
-    Inherited(adopt::Inherited),
+    Inherited(Box<adopt::Inherited>),
     /// Something was done about the processes of a life that was lost, known by its root.
     Acted(WorkerId, ProcessId, Vec<Done>),
     /// An Infera was told of a worker.
@@ -460,7 +460,7 @@ impl Supervisor {
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
             Message::Infera(told) => self.infera_told(told),
             Message::Declared(looked) => self.declared(looked),
-            Message::Inherited(inherited) => self.inherit(inherited),
+            Message::Inherited(inherited) => self.inherit(*inherited),
             Message::Defaced(worker) => self.defaced(&worker),
             Message::Lost(loss) => self.metrics.lose(loss, 1),
             Message::Claimed(record) => self.claimed(record),

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
 use tokio::sync::watch;
 
+use super::reason::Leaving;
 use super::{Inbound, Proxy};
 use crate::workers::{Fate, Listing, Ticket};
 
@@ -54,18 +55,13 @@ impl Proxy {
         let mut fate = listing.fate();
         let url = format!("{}{path}", listing.endpoint);
         let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
-        let mut sending = std::pin::pin!(request.send());
-        let stall = self.config.stall_timeout;
-        let sent = loop {
-            let lost = async { _ = fate.wait_for(leaves).await };
-            tokio::select! {
-                biased;
-                () = lost => return Err((ticket, Declined::Unreachable("the worker was lost".into()))),
-                sent = &mut sending => break sent,
-                () = tokio::time::sleep(stall.unwrap_or_default()), if stall.is_some() => {}
-            }
-            if !self.answers(&listing, true).await {
-                return Err((ticket, Declined::Unreachable("it is silent and not well".into())));
+        let sent = tokio::select! {
+            biased;
+            _ = fate.wait_for(leaves) => return Err((ticket, Declined::Unreachable("the worker was lost".into()))),
+            sent = request.send() => sent,
+            leaving = self.silent(&listing) => {
+                let why = format!("silent, and not there when asked ({})", leaving.as_str());
+                return Err((ticket, Declined::Unreachable(why)));
             }
         };
         match sent {
@@ -84,10 +80,32 @@ impl Proxy {
         }
     }
 
-    /// Asks a silent worker whether it is there, and for a stalled one, whether it is well.
-    pub(crate) async fn answers(&self, listing: &Listing, must_be_well: bool) -> bool {
+    /// How long a worker may be silent before it is looked into.
+    pub(crate) fn patience(&self) -> Duration {
+        self.config.stall_timeout.unwrap_or(SILENCE).min(SILENCE)
+    }
+
+    /// Waits, while a worker says nothing, until there is a reason to leave it.
+    pub(crate) async fn silent(&self, listing: &Arc<Listing>) -> Leaving {
+        let since = tokio::time::Instant::now();
+        loop {
+            tokio::time::sleep(self.patience()).await;
+            if let Some(leaving) = self.look_into(listing, since.elapsed()).await {
+                return leaving;
+            }
+        }
+    }
+
+    /// Asks a worker that has been `silent` for so long whether it is there, if its node's lease lapsed;
+    /// after `--stall-timeout`, whether it is well. If it is not, it is to be left.
+    pub(crate) async fn look_into(&self, listing: &Arc<Listing>, silent: Duration) -> Option<Leaving> {
+        let stalled = self.config.stall_timeout.is_some_and(|timeout| silent >= timeout);
+        if !stalled && !self.workers.is_lapsed(listing) {
+            return None;
+        }
         let probe = self.client.get(format!("{}/health", listing.endpoint)).timeout(PROBE).send();
-        probe.await.is_ok_and(|response| !must_be_well || response.status().is_success())
+        let answers = probe.await.is_ok_and(|response| !stalled || response.status().is_success());
+        (!answers).then_some(if stalled { Leaving::Stalled } else { Leaving::LeaseLapsed })
     }
 
     /// Reserves a place at a worker that was not tried, and waits for one to appear until `deadline`.
@@ -122,6 +140,8 @@ impl Proxy {
     }
 }
 
+/// A worker of a node whose lease lapsed is looked into after so much silence.
+const SILENCE: Duration = Duration::from_secs(2);
 /// Longest wait for the answer to a probe.
 const PROBE: Duration = Duration::from_secs(1);
 /// Before a worker that could not be reached is tried again, where there is no other.

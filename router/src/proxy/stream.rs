@@ -26,8 +26,6 @@ const QUEUE: usize = 16;
 const HIGH_WATER: usize = 256 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// A stream of a node whose lease lapsed is looked into after so much silence.
-const SILENCE: Duration = Duration::from_secs(2);
 /// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room.
 const CONTEXT_FULL: &str = "maximum context length";
 
@@ -302,7 +300,7 @@ impl Session {
         let mut leaving = None;
         let mut looked = false;
         let mut heard = tokio::time::Instant::now();
-        let patience = proxy.config.stall_timeout.unwrap_or(SILENCE).min(SILENCE);
+        let patience = proxy.patience();
         let mut look = heard + patience;
         loop {
             if !std::mem::replace(&mut looked, true) {
@@ -345,9 +343,8 @@ impl Session {
                     }
                 }
                 () = tokio::time::sleep_until(look) => {
-                    let stalled = proxy.config.stall_timeout.is_some_and(|timeout| heard.elapsed() >= timeout);
-                    if (stalled || proxy.workers.is_lapsed(&listing)) && !proxy.answers(&listing, stalled).await {
-                        return End::Lost(if stalled { Leaving::Stalled } else { Leaving::LeaseLapsed });
+                    if let Some(leaving) = proxy.look_into(&listing, heard.elapsed()).await {
+                        return End::Lost(leaving);
                     }
                     look = tokio::time::Instant::now() + patience;
                 }

@@ -52,7 +52,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
                 break pass_on(upstream.response, Some(upstream.ticket));
             }
-            Ok(upstream) => match whole(upstream).await {
+            Ok(upstream) => match whole(&proxy, upstream).await {
                 Ok(response) => break response,
                 Err(reason) => reason,
             },
@@ -89,13 +89,14 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
 }
 
 /// Reads an answer whole; says why if it is not one.
-async fn whole(upstream: Upstream) -> Result<Response, String> {
+async fn whole(proxy: &Proxy, upstream: Upstream) -> Result<Response, String> {
     let Upstream { ticket, mut fate, response } = upstream;
     let head = head(&response, Some(&ticket));
     let body = tokio::select! {
         biased;
         _ = fate.wait_for(|fate| matches!(fate, Fate::Move(Mode::Lost, _))) => return Err("lost".into()),
         body = response.bytes() => body.map_err(|error| chain(&error))?,
+        leaving = proxy.silent(ticket.listing()) => return Err(leaving.as_str().into()),
     };
     if let Some(reason) = silent_failure(&body) {
         return Err(reason.into());

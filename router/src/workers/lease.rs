@@ -63,8 +63,9 @@ impl Leases {
         let Some(at) = lapse else { return false };
         let within = |other: &Instant| at.max(other).duration_since(*at.min(other)) <= self.ttl;
         let together = self.nodes.values().flatten().filter(|other| within(other)).count();
-        // Nodes that went long ago say nothing about this lapse.
-        let known = self.nodes.values().filter(|lapse| lapse.as_ref().is_none_or(&within)).count();
+        // Nodes that went long before say nothing about this lapse; those that went later were there.
+        let there = |lapse: &&Option<Instant>| lapse.as_ref().is_none_or(|other| other > at || within(other));
+        let known = self.nodes.values().filter(there).count();
         together * 2 <= known
     }
 }
@@ -107,6 +108,18 @@ mod tests {
         leases.lapsed(name("a"), start + TTL * 9);
         leases.lapsed(name("b"), start + TTL * 9);
         assert!(!leases.is_lapsed(&name("a"), start + TTL * 10), "all that live lapsed at once: it was NATS");
+    }
+
+    #[test]
+    fn one_that_lapsed_alone_stays_lapsed_when_later_all_others_lapse_at_once() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "c"], start);
+        leases.lapsed(name("a"), start + TTL * 2);
+        for later in ["b", "c"] {
+            leases.lapsed(name(later), start + TTL * 9);
+        }
+        assert!(leases.is_lapsed(&name("a"), start + TTL * 10));
+        assert!(!leases.is_lapsed(&name("b"), start + TTL * 10));
     }
 
     #[test]

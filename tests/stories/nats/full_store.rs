@@ -1,7 +1,7 @@
 //! JetStream has no room left when a worker dies: not even its tombstone can be written.
 
 use async_nats::jetstream::stream;
-use lastgasp_protocol::WorkerState;
+use lastgasp_protocol::{CauseKind, WorkerState};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::{Nats, Options};
@@ -35,14 +35,18 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
     let told = stage.daemon.trouble("store_full").await.unwrap();
     assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("max_file_store")), "{told}");
     assert_eq!(discovery.removals("alpha"), 0);
+    stage.daemon.event("the certificate", |event| event["event"] == "certificate").await.unwrap();
     context.delete_stream("others").await.unwrap();
 
     discovery.removed("alpha").await.unwrap();
     stage.daemon.no_trouble().await.unwrap();
     assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
+    // That could not be kept either, and is not forgotten.
+    let certificate = discovery.certificate("alpha", |_| true).await.unwrap();
+    assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled, "{certificate:#?}");
     matrix::row(
         "JetStream's store is full, a worker killed",
-        "the fix is told, the withdrawal waits and is made when there is room, nobody else withdrawn",
-        "store_full in status and metrics, withdrawn once when room was made, the other worker stayed listed",
+        "the fix is told; withdrawal and certificate wait and are written when there is room; nobody else withdrawn",
+        "store_full in status and metrics, withdrawn once and certified when room was made, the other worker stayed listed",
     );
 }

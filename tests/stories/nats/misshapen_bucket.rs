@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::kv;
+use async_nats::jetstream::{kv, stream};
 use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
@@ -19,13 +19,29 @@ async fn it_is_not_used_and_made_again_once_it_is_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let nats = Nats::start(folder.path()).await.unwrap();
     let context = nats.jetstream().await.unwrap();
+    // The client's own calls for buckets make markers along with TTLs.
+    let right = stream::Config {
+        name: format!("KV_{WORKERS_BUCKET}"),
+        subjects: vec![format!("$KV.{WORKERS_BUCKET}.>")],
+        max_messages_per_subject: 1,
+        allow_message_ttl: true,
+        subject_delete_marker_ttl: Some(Duration::from_secs(3600)),
+        allow_rollup: true,
+        allow_direct: true,
+        ..stream::Config::default()
+    };
     let shapes = [
-        ("allow_msg_ttl", kv::Config { limit_markers: None, ..contract() }),
-        ("max_age", kv::Config { max_age: Duration::from_secs(3600), ..contract() }),
+        (
+            "allow_msg_ttl",
+            stream::Config { allow_message_ttl: false, subject_delete_marker_ttl: None, ..right.clone() },
+        ),
+        ("subject_delete_marker_ttl", stream::Config { subject_delete_marker_ttl: None, ..right.clone() }),
+        ("max_age", stream::Config { max_age: Duration::from_secs(7200), ..right.clone() }),
+        ("max_msgs", stream::Config { max_messages: 100, ..right.clone() }),
     ];
     let mut stage = None;
     for (name, shape) in shapes {
-        context.create_key_value(shape).await.unwrap();
+        context.create_stream(shape).await.unwrap();
         let stage = match &mut stage {
             Some(stage) => stage,
             none => none.insert(Stage::at(&nats.url()).await),
@@ -42,7 +58,7 @@ async fn it_is_not_used_and_made_again_once_it_is_deleted() {
         context.delete_key_value(WORKERS_BUCKET).await.unwrap();
     }
     matrix::row(
-        "the workers' bucket has no message TTLs, or an age limit",
+        "the workers' bucket has no message TTLs, no markers, or a limit of age or number",
         "not used; said with the fix; made again and filled once it is deleted",
         "misshapen in status and metrics, all workers listed after `nats kv del`",
     );

@@ -37,6 +37,7 @@ impl Island {
 
     /// Takes the far end of the link down, or up again.
     fn link(&self, state: &str) {
+        matrix::count("partitions", usize::from(state == "down"));
         ip(&format!("-n {} link set uplink {state}", self.name));
     }
 }

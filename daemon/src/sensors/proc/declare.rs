@@ -31,6 +31,8 @@ const ROUND: u32 = 10;
 const WORKER: &str = DECLARATION[0].0;
 /// Longest value that is looked at, in bytes.
 const MAX_VALUE: usize = 4096;
+/// As many characters of a name are told when it is refused. No allowed one is longer.
+const MAX_NAME: usize = 256;
 
 /// Why a declaration does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -247,10 +249,12 @@ impl Scanner {
 
     fn refusal_of_owner(&self, carrier: &Carrier) -> Option<String> {
         let DeclareConfig { uids, cgroups, .. } = &self.allowed;
-        let uid = super::effective_uid(carrier.id.tgid);
-        if !uids.is_empty() && !uid.is_some_and(|uid| uids.contains(&uid)) {
-            let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
-            return Some(format!("user {uid} is not among declare.uids"));
+        if !uids.is_empty() {
+            // All of them: who runs another's set-user-ID program has chosen its environment.
+            let Some(owners) = super::uids(carrier.id.tgid) else { return Some("its user is not known".to_owned()) };
+            if let Some(uid) = owners.iter().find(|uid| !uids.contains(uid)) {
+                return Some(format!("user {uid} is not among declare.uids"));
+            }
         }
         let path = &carrier.container.cgroup_path;
         let within = |allowed: &String| is_within(path, allowed);
@@ -278,16 +282,18 @@ impl Scanner {
 
 impl Carrier {
     fn of(id: ProcessId, values: Vec<(String, String)>) -> Option<Self> {
-        if values.iter().any(|(_, value)| value.len() > MAX_VALUE) {
-            return None;
-        }
-        let name = values.iter().find(|(variable, _)| variable == WORKER)?.1.clone();
+        let name = values.iter().find(|(variable, _)| variable == WORKER)?.1.chars().take(MAX_NAME).collect();
         let container = cgroup::container(id.tgid).unwrap_or_default();
         let place = container.container_id.clone().unwrap_or_else(|| container.cgroup_path.clone());
         let origin = Origin { place, pid_namespace: container.pid_namespace };
-        let worker = config::declared(&values)
-            .map(Arc::new)
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+        let worker = match values.iter().find(|(_, value)| value.len() > MAX_VALUE) {
+            Some((variable, value)) => {
+                Err(format!("{variable} has {} bytes; {MAX_VALUE} are the most that it may have", value.len()))
+            }
+            None => config::declared(&values)
+                .map(Arc::new)
+                .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+        };
         let init = id.tgid != 1 && super::innermost_pid(id.tgid) == Some(1);
         Some(Self { id, name, origin, container, init, worker })
     }
@@ -434,6 +440,23 @@ mod tests {
         assert_eq!((refused.len(), refusal(&refused)), (1, Some(Refusal::Malformed)));
         assert!(refused[0].verdict.as_ref().unwrap_err().1.contains("LASTGASP_ENDPOINT"));
         shells.into_iter().for_each(|(shell, _)| end(shell));
+    }
+
+    #[test]
+    fn a_value_without_end_is_refused_with_its_length() {
+        let name = word("endless");
+        let models = "x".repeat(MAX_VALUE + 1);
+        let variables = [
+            ("LASTGASP_WORKER", name.as_str()),
+            ("LASTGASP_ENDPOINT", "http://127.0.0.1:1"),
+            ("LASTGASP_MODELS", models.as_str()),
+        ];
+        let (endless, _) = shell(&variables, None, WAIT);
+        let refused = claims(&mut Scanner::new(everybody()), &name, &[]);
+        assert_eq!(refusal(&refused), Some(Refusal::Malformed));
+        let detail = &refused[0].verdict.as_ref().unwrap_err().1;
+        assert_eq!(detail, "LASTGASP_MODELS has 4097 bytes; 4096 are the most that it may have");
+        end(endless);
     }
 
     #[test]

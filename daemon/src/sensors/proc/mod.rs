@@ -199,10 +199,12 @@ pub fn environ_values(tgid: u32, names: &[&str]) -> io::Result<Vec<(String, Stri
     Ok(found.map(|(name, value)| (name.to_owned(), printable(&String::from_utf8_lossy(value)))).collect())
 }
 
-/// The user that the process acts as, in our user namespace.
+/// The users of the process in our user namespace: real, effective, saved and file system's
+/// (credentials(7)). They differ where somebody runs a set-user-ID program of another's.
 #[must_use]
-pub fn effective_uid(tgid: u32) -> Option<u32> {
-    Some(Process::new(i32::try_from(tgid).ok()?).ok()?.status().ok()?.euid)
+pub fn uids(tgid: u32) -> Option<[u32; 4]> {
+    let status = Process::new(i32::try_from(tgid).ok()?).ok()?.status().ok()?;
+    Some([status.ruid, status.euid, status.suid, status.fuid])
 }
 
 /// The pid that the process has in its own PID namespace (proc(5), `NSpid` in `status`).

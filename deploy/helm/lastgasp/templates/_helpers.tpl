@@ -48,9 +48,6 @@ mode = {{ .Values.mode | quote }}
 [nats]
 url = {{ .Values.nats.url | quote }}
 replicas = {{ .Values.nats.replicas }}
-{{- if .Values.nats.credentials.secret }}
-creds_file = "/etc/lastgasp-nats/{{ .Values.nats.credentials.daemonKey }}"
-{{- end }}
 
 [status]
 listen = "0.0.0.0:{{ .Values.daemon.metricsPort }}"
