@@ -22,7 +22,7 @@ pub(crate) struct Sink {
     pub(crate) client: async_nats::Client,
     told: mpsc::UnboundedReceiver<Told>,
     pub(crate) nats: Nats,
-    pub(crate) folder: TempDir,
+    _folder: TempDir,
 }
 
 impl Sink {
@@ -49,7 +49,7 @@ impl Sink {
         for (worker, id) in workers {
             notifier.known(&name(worker), id);
         }
-        let sink = Self { notifier, metrics, client, told, nats, folder };
+        let sink = Self { notifier, metrics, client, told, nats, _folder: folder };
         for (worker, id) in workers {
             sink.is_heard(worker, id).await;
         }
