@@ -47,6 +47,13 @@ pub enum Loss {
     NoticeQueue,
     /// A notice to a sink of `[[notify]]` that could not be delivered, however often it was tried.
     Notice,
+    /// Requests to a worker that were not remembered for `kind = "infera"`: too many, or without an
+    /// inbox that one may publish to.
+    InferaRequest,
+    /// Frames to Infera's routers that its NATS did not take.
+    InferaNotice,
+    /// A record in Infera's etcd that could not be changed, however often it was tried.
+    InferaRecord,
 }
 
 impl Loss {
@@ -70,6 +77,9 @@ impl Loss {
             Self::Certificate,
             Self::NoticeQueue,
             Self::Notice,
+            Self::InferaRequest,
+            Self::InferaNotice,
+            Self::InferaRecord,
         ])
     }
 
@@ -87,6 +97,7 @@ impl Loss {
             Self::Log => "log",
             Self::Signal | Self::Certificate => "publish",
             Self::NoticeQueue | Self::Notice => "notify",
+            Self::InferaRequest | Self::InferaNotice | Self::InferaRecord => "infera",
         }
     }
 
@@ -96,7 +107,9 @@ impl Loss {
         match self {
             Self::Ring(kind) => kind.as_str(),
             Self::Event => "event",
-            Self::Record | Self::RefusedRecord => "record",
+            Self::Record | Self::RefusedRecord | Self::InferaRecord => "record",
+            Self::InferaRequest => "request",
+            Self::InferaNotice => "notice",
             Self::Answer => "answer",
             Self::WatchProcess => "process",
             Self::WatchPort => "port",

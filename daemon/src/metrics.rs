@@ -43,6 +43,13 @@ pub struct Metrics {
     pub notices: IntCounterVec,
     /// Tries to deliver notices, by `sink` and `outcome`: `delivered`, `retried`, `refused`, `given_up`.
     pub notify: IntCounterVec,
+    /// What was published for Infera, by `kind`: `notice`, `stand_in`, `cancel`.
+    pub infera_frames: IntCounterVec,
+    /// What became of records in Infera's etcd, by `outcome`: `deleted`, `drained`, `restored`,
+    /// `absent`, `changed`, `failed`.
+    pub infera_records: IntCounterVec,
+    /// Reply inboxes that are remembered, by `worker`.
+    pub infera_remembered: IntGaugeVec,
     /// What was done about the processes of lost workers, by `action` and `outcome`.
     pub actions: IntCounterVec,
     /// Workers that declared themselves, by `outcome`: `accepted`, or why not.
@@ -97,6 +104,19 @@ impl Metrics {
                 "notify_total",
                 "Tries to deliver notices to the sinks of [[notify]].",
                 &["sink", "outcome"],
+            ),
+            infera_frames: counters(&registry, "infera_frames_total", "What was published for Infera.", &["kind"]),
+            infera_records: counters(
+                &registry,
+                "infera_records_total",
+                "What became of records in Infera's etcd.",
+                &["outcome"],
+            ),
+            infera_remembered: gauges(
+                &registry,
+                "infera_remembered_requests",
+                "Requests to a worker of Infera that may be open.",
+                &["worker"],
             ),
             actions: counters(
                 &registry,

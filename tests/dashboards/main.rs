@@ -19,11 +19,13 @@ use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// Panels about what does not happen here: nothing is reaped, declared, retried, lost or refused.
-const EMPTY: [&str; 10] = [
+/// Panels about what does not happen here: nothing is reaped, declared, retried, lost or refused,
+/// and there is no Infera.
+const EMPTY: [&str; 11] = [
     "Acts",
     "Declarations",
     "Faults of NATS",
+    "Infera",
     "Losses",
     "Notices",
     "Notices to sinks",

@@ -146,6 +146,11 @@ impl DaemonConfig {
         }
     }
 
+    /// Where its NATS is.
+    pub fn nats_url(&self) -> &str {
+        &self.nats.url
+    }
+
     /// Takes the description of the kernel's types from this file.
     #[must_use]
     pub fn with_btf(mut self, btf: &Path) -> Self {

@@ -21,6 +21,7 @@ mod declared_worker;
 mod engine_core_killed;
 mod history;
 mod hostile_names;
+mod infera;
 mod killed_as_it_is_listed;
 mod many_restarts;
 mod many_workers;

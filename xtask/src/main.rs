@@ -11,6 +11,7 @@ mod containers;
 mod demo;
 mod dependencies;
 mod docs;
+mod etcd;
 mod faults;
 mod nats_server;
 mod promtool;

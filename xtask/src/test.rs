@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, chromium, containers, nats_server, promtool, tools};
+use crate::{build_ebpf, chromium, containers, etcd, nats_server, promtool, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -150,6 +150,24 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
     let no_browser = needs_root.or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
     steps.push(step("status page, in Chromium", &mut page, filtered.or(no_browser)));
+
+    let mut infera = cargo("test");
+    infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
+    infera.env(nats_server::ENVIRONMENT, &nats);
+    if !arguments.peers {
+        infera.args(["--skip", "real_infera"]);
+    }
+    let no_etcd = filtered.or(needs_root).or_else(|| match etcd::ensure() {
+        Ok(path) => {
+            infera.env(etcd::ENVIRONMENT, path);
+            None
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            Some("no etcd: apt-get install etcd-server")
+        }
+    });
+    steps.push(step("Infera's router and discovery", &mut infera, no_etcd));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Uri};
+use axum::http::Uri;
 use lastgasp_protocol::login::Login;
 use lastgasp_protocol::{Name, Writer, bounds};
 
 use super::error::Problem;
 use super::settings::Settings;
+use super::sinks;
 use super::{
-    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, NotifyConfig, NotifyKind,
-    OnLost, OnNotServing, PolicyConfig, SeverConfig, StatusConfig, WebhookConfig, WorkerConfig,
+    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
+    PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
-use crate::notify::NoticeKind;
 
 /// Longest path of our socket: `sun_path` has 108 bytes with the NUL (unix(7)), and the socket is
 /// bound beside its place under a name that is up to 8 bytes longer.
@@ -29,11 +29,12 @@ const DRAIN_WINDOW: Duration = Duration::from_secs(5);
 
 pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<String>) -> Option<Config> {
     let node = node(settings, host);
-    let nats = nats(settings);
+    let nats = nats(settings, "nats");
+    replicas(settings);
     let status = status(settings);
     let declare = declare(settings);
     let workers = workers(settings, declare.enabled);
-    let notify = notify(settings);
+    let (notify, infera) = sinks::notify(settings);
     let policy = PolicyConfig {
         hold_down: millis(settings, "policy.hold_down_ms"),
         near_certain_recheck: millis(settings, "policy.near_certain_recheck_ms"),
@@ -60,6 +61,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
         policy,
         declare,
         notify,
+        infera,
         workers,
     };
     settings.problems.is_empty().then_some(config)
@@ -77,24 +79,7 @@ fn node(settings: &mut Settings, host: impl FnOnce() -> Option<String>) -> Optio
     name
 }
 
-fn nats(settings: &mut Settings) -> NatsConfig {
-    const LOGINS: [&str; 4] = ["nats.user", "nats.token_file", "nats.creds_file", "nats.nkey_seed_file"];
-    let logins: Vec<&str> = LOGINS.into_iter().filter(|path| settings.is_set(path)).collect();
-    if let [_, second, ..] = logins[..] {
-        let place = settings.place(second);
-        settings.refuse(place, second, format!("is one login too many beside {}; keep one", logins[0]));
-    }
-    for (one, other) in [
-        ("nats.user", "nats.password_file"),
-        ("nats.password_file", "nats.user"),
-        ("nats.tls_cert", "nats.tls_key"),
-        ("nats.tls_key", "nats.tls_cert"),
-    ] {
-        if settings.is_set(one) && !settings.is_set(other) {
-            let place = settings.place(one);
-            settings.refuse(place, one, format!("is set without {other}; set both or neither"));
-        }
-    }
+fn replicas(settings: &mut Settings) {
     if let Some(replicas @ (2 | 4)) = settings.number("nats.replicas") {
         let place = settings.place("nats.replicas");
         settings.refuse(
@@ -103,19 +88,39 @@ fn nats(settings: &mut Settings) -> NatsConfig {
             format!("{replicas} replicas cannot outvote anything; allowed: 1, 3, 5"),
         );
     }
-    let path = |path| settings.text(path).map(PathBuf::from);
+}
+
+/// The NATS of this table.
+pub(super) fn nats(settings: &mut Settings, table: &str) -> NatsConfig {
+    let at = |key: &str| format!("{table}.{key}");
+    let logins = ["user", "token_file", "creds_file", "nkey_seed_file"].map(at);
+    let logins: Vec<String> = logins.into_iter().filter(|path| settings.is_set(path)).collect();
+    if let [first, second, ..] = &logins[..] {
+        let place = settings.place(second);
+        settings.refuse(place, second, format!("is one login too many beside {first}; keep one"));
+    }
+    for (one, other) in
+        [("user", "password_file"), ("password_file", "user"), ("tls_cert", "tls_key"), ("tls_key", "tls_cert")]
+    {
+        let (one, other) = (at(one), at(other));
+        if settings.is_set(&one) && !settings.is_set(&other) {
+            let place = settings.place(&one);
+            settings.refuse(place, &one, format!("is set without {other}; set both or neither"));
+        }
+    }
+    let path = |key| settings.text(&at(key)).map(PathBuf::from);
     let login = Login {
-        user: settings.text("nats.user"),
-        password_file: path("nats.password_file"),
-        token_file: path("nats.token_file"),
-        creds_file: path("nats.creds_file"),
-        nkey_seed_file: path("nats.nkey_seed_file"),
-        tls_required: settings.flag("nats.tls_required"),
-        tls_ca: path("nats.tls_ca"),
-        tls_cert: path("nats.tls_cert"),
-        tls_key: path("nats.tls_key"),
+        user: settings.text(&at("user")),
+        password_file: path("password_file"),
+        token_file: path("token_file"),
+        creds_file: path("creds_file"),
+        nkey_seed_file: path("nkey_seed_file"),
+        tls_required: settings.flag(&at("tls_required")),
+        tls_ca: path("tls_ca"),
+        tls_cert: path("tls_cert"),
+        tls_key: path("tls_key"),
     };
-    NatsConfig { url: text(settings, "nats.url"), login }
+    NatsConfig { url: text(settings, &at("url")), login }
 }
 
 fn status(settings: &mut Settings) -> StatusConfig {
@@ -184,68 +189,6 @@ fn on_lost(settings: &mut Settings, section: &str) -> OnLost {
     }
 }
 
-fn notify(settings: &mut Settings) -> Vec<NotifyConfig> {
-    (0..settings.entries("notify")).filter_map(|index| sink(settings, index)).collect()
-}
-
-fn sink(settings: &mut Settings, index: usize) -> Option<NotifyConfig> {
-    let at = |key: &str| format!("notify[{index}].{key}");
-    let kind = needed(settings, &at("kind"), "\"exec\" or \"webhook\"")?;
-    let (own, others) = match kind.as_str() {
-        "exec" => ("command", &["url", "token_file", "headers", "tls_ca"][..]),
-        _ => ("url", &["command"][..]),
-    };
-    for other in others {
-        if settings.is_set(&at(other)) {
-            let place = settings.place(&at(other));
-            settings.refuse(place, &at(other), format!("has no meaning with kind = \"{kind}\"; remove it"));
-        }
-    }
-    let what = if own == "url" { "where JSON is posted to" } else { "a program, as [\"/usr/local/bin/on-death\"]" };
-    require(settings, &at(own), what);
-    let on = settings.texts(&at("on")).into_iter().filter_map(|word| {
-        let known = NoticeKind::ALL.into_iter().find(|kind| kind.as_str() == word);
-        if known.is_none() {
-            let place = settings.place(&at("on"));
-            let allowed = NoticeKind::ALL.map(NoticeKind::as_str).join(", ");
-            settings.refuse(place, &at("on"), format!("{word:?} is unknown; allowed: {allowed}"));
-        }
-        known
-    });
-    let on: Vec<NoticeKind> = on.collect();
-    let headers = settings.text_map(&at("headers"));
-    for (name, value) in &headers {
-        if HeaderName::from_bytes(name.as_bytes()).is_err() || HeaderValue::from_str(value).is_err() {
-            let place = settings.place(&at("headers"));
-            settings.refuse(place, &at("headers"), format!("{name:?} is no header, or its value is none"));
-        }
-    }
-    let command = settings.texts(&at("command"));
-    if kind == "exec" && settings.is_set(&at("command")) && command.is_empty() {
-        let place = settings.place(&at("command"));
-        settings.refuse(place, &at("command"), "is empty; name a program, as [\"/usr/local/bin/on-death\"]");
-    }
-    let path = |settings: &Settings, key| settings.text(&at(key)).map(PathBuf::from);
-    Some(NotifyConfig {
-        name: format!("{kind}-{index}"),
-        kind: if kind == "exec" {
-            NotifyKind::Exec { command }
-        } else {
-            NotifyKind::Webhook(WebhookConfig {
-                url: settings.text(&at("url"))?,
-                headers,
-                token_file: path(settings, "token_file"),
-                tls_ca: path(settings, "tls_ca"),
-            })
-        },
-        on,
-        timeout: millis(settings, &at("timeout_ms")),
-        attempts: u32::try_from(number(settings, &at("attempts"))).expect("within the schema's bounds"),
-        concurrency: usize::try_from(number(settings, &at("concurrency"))).expect("within the schema's bounds"),
-        queue: usize::try_from(number(settings, &at("queue"))).expect("within the schema's bounds"),
-    })
-}
-
 fn workers(settings: &mut Settings, may_be_declared: bool) -> Vec<WorkerConfig> {
     let entries = settings.entries("worker");
     if entries == 0 && !may_be_declared && !settings.is_set("worker") {
@@ -293,6 +236,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
     let on_lost = on_lost(settings, section);
     let sever = sever(settings, &at("sever"));
     bounded(settings, section);
+    let infera_id = settings.text(&at("infera_id")).or_else(|| endpoint.as_deref().map(host_and_port));
     Some(WorkerConfig {
         engine: profile.name.clone(),
         profile: Arc::new(profile.with_critical(critical)),
@@ -312,6 +256,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         on_lost,
         reap_grace: millis(settings, &at("reap_grace_ms")),
         sever: sever?,
+        infera_id: infera_id?,
         health,
         name: name?,
         endpoint: endpoint?,
@@ -355,6 +300,13 @@ fn serving_port(settings: &mut Settings, path: &str, endpoint: &str) -> Option<u
         );
     }
     uri.port_u16()
+}
+
+/// Of an endpoint, as Infera makes a worker's id of them.
+fn host_and_port(endpoint: &str) -> String {
+    let uri: Uri = endpoint.parse().expect("checked by its kind");
+    let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+    format!("{}:{port}", uri.host().unwrap_or_default())
 }
 
 fn find(settings: &mut Settings, section: &str, name: Option<&Name>) -> Option<Find> {
@@ -473,12 +425,12 @@ fn services(settings: &mut Settings, path: &str) -> Vec<Service> {
 }
 
 /// A text that must be set.
-fn needed(settings: &mut Settings, path: &str, what: &str) -> Option<String> {
+pub(super) fn needed(settings: &mut Settings, path: &str, what: &str) -> Option<String> {
     require(settings, path, what);
     settings.text(path)
 }
 
-fn require(settings: &mut Settings, path: &str, what: &str) {
+pub(super) fn require(settings: &mut Settings, path: &str, what: &str) {
     if !settings.is_set(path) {
         let place = settings.place(path);
         settings.refuse(place, path, format!("is missing; set it to {what}"));
@@ -491,15 +443,15 @@ fn word<T: Copy>(settings: &Settings, path: &str, words: &[(&str, T)]) -> T {
     words.iter().find(|(word, _)| *word == given).expect("the schema lists the same words").1
 }
 
-fn text(settings: &Settings, path: &str) -> String {
+pub(super) fn text(settings: &Settings, path: &str) -> String {
     settings.text(path).expect("has a default")
 }
 
-fn number(settings: &Settings, path: &str) -> u64 {
+pub(super) fn number(settings: &Settings, path: &str) -> u64 {
     settings.number(path).expect("has a default")
 }
 
-fn millis(settings: &Settings, path: &str) -> Duration {
+pub(super) fn millis(settings: &Settings, path: &str) -> Duration {
     Duration::from_millis(number(settings, path))
 }
 

@@ -9,6 +9,7 @@ mod deletion;
 mod error;
 pub mod schema;
 mod settings;
+mod sinks;
 #[cfg(test)]
 mod tests;
 pub mod value;
@@ -57,6 +58,8 @@ pub struct Config {
     pub declare: DeclareConfig,
     /// Who is told of workers, beside NATS.
     pub notify: Vec<NotifyConfig>,
+    /// Infera's routers and discovery are told too.
+    pub infera: Vec<InferaConfig>,
     /// The workers of this node, in the order of the file.
     pub workers: Vec<WorkerConfig>,
 }
@@ -197,6 +200,34 @@ pub struct WebhookConfig {
     pub tls_ca: Option<PathBuf>,
 }
 
+/// One Infera that is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InferaConfig {
+    /// Kind and place in the list, as `infera-0`: for logs.
+    pub name: String,
+    /// Its NATS.
+    pub nats: NatsConfig,
+    /// Its etcd, if that is its discovery.
+    pub etcd: Option<EtcdConfig>,
+    /// Most requests of one worker that are remembered.
+    pub max_requests: usize,
+    /// How long a request is remembered.
+    pub max_age: Duration,
+    /// Requests to a worker that is lost are answered for it.
+    pub stand_in: bool,
+    /// How many notices wait.
+    pub queue: usize,
+}
+
+/// Where Infera's etcd is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdConfig {
+    /// `http://host:port`.
+    pub url: String,
+    /// What its keys begin with.
+    pub prefix: String,
+}
+
 /// What is done about the processes of a worker that is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OnLost {
@@ -258,6 +289,8 @@ pub struct WorkerConfig {
     pub reap_grace: Duration,
     /// What becomes of its connections then.
     pub sever: SeverConfig,
+    /// Its id in Infera.
+    pub infera_id: String,
     /// How its health is asked for.
     pub health: HealthConfig,
 }

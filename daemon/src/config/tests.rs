@@ -488,17 +488,33 @@ fn sinks_of_notices_have_what_their_kind_needs() {
 fn a_wrong_sink_is_refused_in_so_many_words() {
     let sink = |lines: &str| refused(&format!("[[notify]]\n{lines}\n{WORKER}"));
     for (lines, words) in [
-        ("on = ['withdrawn']", "notify[0].kind: is missing; set it to \"exec\" or \"webhook\""),
+        ("on = ['withdrawn']", "notify[0].kind: is missing; set it to \"exec\", \"webhook\" or \"infera\""),
         ("kind = 'exec'", "notify[0].command: is missing; set it to a program"),
         ("kind = 'exec'\ncommand = []", "notify[0].command: is empty; name a program"),
         ("kind = 'webhook'", "notify[0].url: is missing; set it to where JSON is posted to"),
         ("kind = 'webhook'\nurl = 'ftp://a/b'", "it does not begin with http:// or https://"),
         ("kind = 'webhook'\nurl = 'http://u:s3cret@a/b'", "it holds credentials; use token_file or headers"),
         ("kind = 'webhook'\nurl = 'http://a/b'\ncommand = ['x']", "has no meaning with kind = \"webhook\"; remove it"),
+        ("kind = 'infera'\non = ['withdrawn']", "notify[0].on: has no meaning with kind = \"infera\"; remove it"),
+        ("kind = 'webhook'\nurl = 'http://a/b'\nnats.url = 'nats://a'", "nats.url: has no meaning with kind"),
+        ("kind = 'infera'\netcd.url = 'https://a:2379'", "Infera reaches its etcd in no other way"),
+        ("kind = 'infera'\netcd.prefix = '/x/'", "notify[0].etcd.url: is missing"),
+        ("kind = 'infera'\nnats.user = 'u'", "notify[0].nats.user: is set without notify[0].nats.password_file"),
         ("kind = 'exec'\ncommand = ['x']\non = ['death']", "\"death\" is unknown; allowed: serving, unready"),
         ("kind = 'webhook'\nurl = 'http://a/b'\nheaders = { 'a b' = 'c' }", "\"a b\" is no header"),
     ] {
         let said = sink(lines);
         assert!(said.contains(words) && !said.contains("s3cret"), "{lines}: {said}");
     }
+}
+
+#[test]
+fn an_infera_has_a_nats_and_perhaps_an_etcd_and_workers_their_ids_there() {
+    let text = format!("[[notify]]\nkind = 'infera'\netcd.url = 'http://10.0.0.1:2379'\n{WORKER}");
+    let config = config(&text, &[]);
+    let [infera] = &config.infera[..] else { panic!("{:?}", config.infera) };
+    assert_eq!((infera.name.as_str(), infera.nats.url.as_str()), ("infera-0", "nats://127.0.0.1:4222"));
+    assert_eq!(infera.etcd.as_ref().map(|etcd| etcd.prefix.as_str()), Some("/infera/workers/"));
+    let endpoint = &config.workers[0].endpoint;
+    assert_eq!(Some(config.workers[0].infera_id.as_str()), endpoint.strip_prefix("http://"));
 }

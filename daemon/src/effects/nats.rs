@@ -86,6 +86,32 @@ pub async fn connect(
     standing: Standing,
 ) -> Result<(Client, watch::Receiver<Link>), NatsError> {
     let (link, state) = watch::channel(Link::Connecting);
+    let options = patient_login(config, node)?.event_callback(move |event| {
+        match &event {
+            Event::Connected => {
+                standing.good("connection");
+                standing.good("permission");
+                _ = link.send_replace(Link::Connected);
+            }
+            Event::Disconnected => _ = link.send_replace(Link::Disconnected),
+            _ => {}
+        }
+        if let Some(fault) = Fault::of_event(&event) {
+            let what = if fault == Fault::NotPermitted { "permission" } else { "connection" };
+            standing.bad(what, fault, event.to_string(), NOTHING_WRITTEN);
+        } else {
+            tracing::info!(%event, "NATS");
+        }
+        async {}
+    });
+    Ok((dial(config, options).await?, state))
+}
+
+/// Options to connect with in the background, for as long as it takes.
+///
+/// # Errors
+/// As [`connect`].
+pub fn patient_login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions, NatsError> {
     let options = login(config, node)?
         .name(format!("lastgasp {node}"))
         .retry_on_initial_connect()
@@ -94,26 +120,8 @@ pub async fn connect(
         .reconnect_delay_callback(|attempts| match attempts {
             0 | 1 => Duration::ZERO,
             attempts => backoff(u32::try_from(attempts - 2).unwrap_or(u32::MAX)).min(LONGEST_RECONNECT),
-        })
-        .event_callback(move |event| {
-            match &event {
-                Event::Connected => {
-                    standing.good("connection");
-                    standing.good("permission");
-                    _ = link.send_replace(Link::Connected);
-                }
-                Event::Disconnected => _ = link.send_replace(Link::Disconnected),
-                _ => {}
-            }
-            if let Some(fault) = Fault::of_event(&event) {
-                let what = if fault == Fault::NotPermitted { "permission" } else { "connection" };
-                standing.bad(what, fault, event.to_string(), NOTHING_WRITTEN);
-            } else {
-                tracing::info!(%event, "NATS");
-            }
-            async {}
         });
-    Ok((dial(config, options).await?, state))
+    Ok(options)
 }
 
 /// Connects now or not at all.

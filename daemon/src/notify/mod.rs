@@ -7,6 +7,7 @@
 //! notices behind it.
 
 mod exec;
+pub mod infera;
 mod webhook;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, WorkerState};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use self::infera::{Command, Infera, Lost};
 use crate::config::{NotifyConfig, NotifyKind};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
@@ -113,6 +115,7 @@ enum Failure {
 #[derive(Debug)]
 pub struct Notifier {
     sinks: Vec<Sink>,
+    inferas: Vec<Infera>,
     metrics: Metrics,
     /// What was told of the listing of each worker, so that a renewal is no news.
     told: HashMap<Name, (Incarnation, u64, NoticeKind)>,
@@ -127,7 +130,12 @@ struct Sink {
 impl Notifier {
     /// Starts the lanes of every sink on the runtime of `side`.
     #[must_use]
-    pub fn start(configs: &[NotifyConfig], side: &tokio::runtime::Handle, metrics: &Metrics) -> Self {
+    pub fn start(
+        configs: &[NotifyConfig],
+        inferas: Vec<Infera>,
+        side: &tokio::runtime::Handle,
+        metrics: &Metrics,
+    ) -> Self {
         let sinks = configs.iter().cloned().map(|config| {
             let config = Arc::new(config);
             let lane = |_| {
@@ -138,13 +146,44 @@ impl Notifier {
             let lanes = (0..config.concurrency).map(lane).collect();
             Sink { config, lanes }
         });
-        Self { sinks: sinks.collect(), metrics: metrics.clone(), told: HashMap::new() }
+        Self { sinks: sinks.collect(), inferas, metrics: metrics.clone(), told: HashMap::new() }
     }
 
     /// Whether there is anybody to tell.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
-        self.sinks.is_empty()
+        self.sinks.is_empty() && self.inferas.is_empty()
+    }
+
+    /// Whether an Infera is told, which says what it did.
+    #[must_use]
+    pub const fn reports(&self) -> bool {
+        !self.inferas.is_empty()
+    }
+
+    /// A worker is known, with its id in Infera.
+    pub fn known(&self, worker: &Name, infera_id: &str) {
+        self.tell_inferas(&Command::Watch(worker.clone(), infera_id.to_owned()));
+    }
+
+    /// A worker will not be heard of again.
+    pub fn forget(&mut self, worker: &Name) {
+        self.told.remove(worker);
+        self.tell_inferas(&Command::Forget(worker.clone()));
+    }
+
+    /// A worker would serve, though it is not listed yet.
+    pub fn recovers(&self, worker: &Name) {
+        self.tell_inferas(&Command::Recovers(worker.clone()));
+    }
+
+    /// These are withdrawn, for one cause. How many reports will come of each.
+    pub fn lost(&self, lost: &[Lost]) -> usize {
+        self.tell_inferas(&Command::Lost(lost.to_vec()))
+    }
+
+    fn tell_inferas(&self, command: &Command) -> usize {
+        self.inferas.iter().filter(|infera| infera.tell(command.clone())).count()
     }
 
     /// Puts a notice into the queues. Never waits; where there is no room it is lost, and counted.
@@ -156,6 +195,11 @@ impl Notifier {
                 let news = (notice.incarnation.clone(), notice.epoch, listed);
                 if self.told.insert(notice.worker.clone(), news.clone()) == Some(news) {
                     return;
+                }
+                match listed {
+                    NoticeKind::Serving => _ = self.tell_inferas(&Command::Serves(notice.worker.clone())),
+                    NoticeKind::Draining => _ = self.tell_inferas(&Command::Drains(notice.worker.clone())),
+                    _ => {}
                 }
             }
         }
@@ -290,7 +334,8 @@ mod tests {
     #[tokio::test]
     async fn a_queue_that_is_full_loses_what_comes_and_says_so() {
         let metrics = Metrics::new();
-        let mut notifier = Notifier::start(&[config(&["cat"], 1, 2)], &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier =
+            Notifier::start(&[config(&["cat"], 1, 2)], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
         // Nobody takes anything out before this task waits.
         for worker in ["a", "b", "c", "d"] {
             notifier.tell(notice(worker, NoticeKind::Withdrawn));
@@ -301,7 +346,8 @@ mod tests {
     #[tokio::test]
     async fn a_renewed_listing_is_no_news() {
         let metrics = Metrics::new();
-        let mut notifier = Notifier::start(&[config(&["cat"], 1, 16)], &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier =
+            Notifier::start(&[config(&["cat"], 1, 16)], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
         for event in [NoticeKind::Serving, NoticeKind::Serving, NoticeKind::Withdrawn, NoticeKind::Serving] {
             notifier.tell(notice("a", event));
         }
@@ -312,7 +358,7 @@ mod tests {
     async fn a_sink_gets_only_what_it_asks_for() {
         let metrics = Metrics::new();
         let only = NotifyConfig { on: vec![NoticeKind::Withdrawn], ..config(&["cat"], 1, 16) };
-        let mut notifier = Notifier::start(&[only], &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier = Notifier::start(&[only], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
         notifier.tell(notice("a", NoticeKind::Serving));
         notifier.tell(notice("a", NoticeKind::Withdrawn));
         assert_eq!(notifier.waiting(), 1);

@@ -92,6 +92,7 @@ impl Supervisor {
                 Effect::HeldDown { worker, losses, until } => {
                     let (name, seconds) = (self.name(worker), until.since(at).as_secs());
                     tracing::warn!(worker = %name, losses, seconds, "held down: it is listed later");
+                    self.notices.recovers(name);
                     self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
                     self.metrics.notices.with_label_values(&["held_down"]).inc();
                 }

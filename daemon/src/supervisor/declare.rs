@@ -359,6 +359,7 @@ impl Supervisor {
             self.timers.retain(|(of, _), _| *of != worker);
             if let Some(slot) = self.workers.forget(worker) {
                 let name = &slot.config.name;
+                self.notices.forget(worker, name);
                 tracing::info!(worker = %name, "forgotten: its life is over, and nothing of it is alive");
                 self.metrics.forget_worker(name.as_str());
                 self.tell_state(name, "forgotten: nothing of it is alive".to_owned());

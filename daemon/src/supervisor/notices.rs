@@ -1,10 +1,14 @@
 //! What those are told who do not read NATS, and when: once discovery says it too.
 
 use jiff::Timestamp;
-use lastgasp_protocol::{Cause, Certificate, Incarnation, SCHEMA};
+use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, SCHEMA};
 
+use crate::config::WorkerConfig;
 use crate::core::{Nanos, WorkerId};
+use crate::effects::deaths::MomentKind;
+use crate::notify::infera::{Lost, Told};
 use crate::notify::{Notice, NoticeKind, Notifier};
+use crate::sensors::proc;
 
 use super::Supervisor;
 
@@ -15,11 +19,39 @@ pub(super) struct Notices {
     /// once all withdrawals of that cause are. A reader that moves work off one of them must not
     /// move it to the next.
     held: Vec<(Option<String>, Notice)>,
+    /// Lives of which an Infera is being told, once for each; their certificates say what came of it.
+    telling: Vec<(WorkerId, Incarnation)>,
 }
 
 impl Notices {
     pub(super) const fn new(notifier: Notifier) -> Self {
-        Self { notifier, held: Vec::new() }
+        Self { notifier, held: Vec::new(), telling: Vec::new() }
+    }
+
+    /// A worker is known.
+    pub(super) fn known(&self, config: &WorkerConfig) {
+        self.notifier.known(&config.name, &config.infera_id);
+    }
+
+    /// A worker will not be heard of again.
+    pub(super) fn forget(&mut self, worker: WorkerId, name: &Name) {
+        self.notifier.forget(name);
+        self.telling.retain(|(told, _)| *told != worker);
+    }
+
+    /// A worker would serve, though it is not listed yet.
+    pub(super) fn recovers(&self, worker: &Name) {
+        self.notifier.recovers(worker);
+    }
+
+    /// Of this life an Infera is being told.
+    pub(super) fn is_telling(telling: &[(WorkerId, Incarnation)], worker: WorkerId, incarnation: &Incarnation) -> bool {
+        telling.iter().any(|(told, life)| *told == worker && life == incarnation)
+    }
+
+    /// The lives of which an Infera is being told.
+    pub(super) fn telling(&self) -> &[(WorkerId, Incarnation)] {
+        &self.telling
     }
 
     /// The daemon ends.
@@ -63,8 +95,44 @@ impl Supervisor {
             .into_iter()
             .partition(|(death, _)| death.as_ref().is_some_and(going));
         self.notices.held = held;
+        self.tell_inferas(&due);
         for (_, notice) in due {
             self.notices.notifier.tell(notice);
+        }
+    }
+
+    /// What was withdrawn for one cause, at one time.
+    fn tell_inferas(&mut self, due: &[(Option<String>, Notice)]) {
+        if due.is_empty() || !self.notices.notifier.reports() {
+            return;
+        }
+        let lost: Vec<Lost> = due
+            .iter()
+            .map(|(_, Notice { worker, incarnation, cause, .. })| Lost {
+                worker: worker.clone(),
+                incarnation: incarnation.clone(),
+                cause: cause.clone(),
+            })
+            .collect();
+        let reports = self.notices.notifier.lost(&lost);
+        for Lost { worker, incarnation, cause: _ } in lost {
+            if let Some(worker) = self.workers.named(&worker) {
+                self.notices.telling.extend(std::iter::repeat_n((worker, incarnation), reports));
+            }
+        }
+    }
+
+    /// An Infera was told.
+    pub(super) fn infera_told(&mut self, told: Told) {
+        let Told { worker: name, lost, detail } = told;
+        let Some(worker) = self.workers.named(&name) else { return };
+        self.deaths.moment(worker, MomentKind::Effect, "infera", detail.clone(), proc::monotonic_now());
+        self.tell_notice(&name, format!("Infera: {detail}"));
+        if let Some(incarnation) = lost {
+            let telling = &mut self.notices.telling;
+            if let Some(place) = telling.iter().position(|one| *one == (worker, incarnation.clone())) {
+                telling.swap_remove(place);
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
 use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
 
+use super::notices::Notices;
 use super::{SETTLE_STATUS, Supervisor};
 
 /// What is written once the sensors are attached and the first scan is over.
@@ -184,7 +185,10 @@ impl Supervisor {
         }
         let routers = self.routers.borrow().len();
         let actions = &self.actions;
-        let acting = |worker, incarnation: &_| Self::is_acting(actions, worker, incarnation);
+        let telling = self.notices.telling();
+        let acting = |worker, incarnation: &_| {
+            Self::is_acting(actions, worker, incarnation) || Notices::is_telling(telling, worker, incarnation)
+        };
         for certificate in self.deaths.settled(routers, acting, proc::monotonic_now()) {
             let Certificate { certificate: id, worker, cause, streams, timeline, .. } = &certificate;
             tracing::info!(

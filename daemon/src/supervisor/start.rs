@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, EbpfMode, WorkerConfig};
+use crate::config::{Config, EbpfMode, Mode, WorkerConfig};
 use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Archive, Deaths};
 use crate::effects::discovery::{Ledger, Present, Registrar};
@@ -19,6 +19,7 @@ use crate::effects::signals::{self, Signals};
 use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
 use crate::notify::Notifier;
+use crate::notify::infera::Infera;
 use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
@@ -279,6 +280,7 @@ async fn main(
     }
     let kmsg_off = follow_kmsg(kmsg, &side, messages.clone());
     let config_workers = config.workers.clone();
+    let inferas = inferas(&config, &side, &metrics, &messages)?;
     let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
         core: Core::new(Policy {
@@ -296,7 +298,7 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
-        notices: Notices::new(Notifier::start(&config.notify, &side, &metrics)),
+        notices: Notices::new(Notifier::start(&config.notify, inferas, &side, &metrics)),
         archive: Archive::new(context, metrics.clone()),
         ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
         standing,
@@ -336,6 +338,24 @@ async fn main(
     }
     supervisor.describe_probes();
     supervisor.run(inputs, shutdown).await
+}
+
+/// One task for each Infera that is told; in observe mode nothing is told, nor heard.
+fn inferas(
+    config: &Config,
+    side: &tokio::runtime::Handle,
+    metrics: &Metrics,
+    messages: &mpsc::UnboundedSender<Message>,
+) -> Result<Vec<Infera>, RunError> {
+    if config.mode == Mode::Observe {
+        return Ok(Vec::new());
+    }
+    let start = |infera| {
+        let messages = messages.clone();
+        let report = Arc::new(move |told| drop(messages.send(Message::Infera(told))));
+        Infera::start(infera, &config.node, side, metrics, report)
+    };
+    Ok(config.infera.iter().map(start).collect::<Result<_, _>>()?)
 }
 
 /// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.
@@ -381,6 +401,7 @@ impl Supervisor {
             self.outcomes.clone(),
         );
         self.core.add_worker(worker, policy(&config));
+        self.notices.known(&config);
         self.workers.add(WorkerSlot {
             stuck: String::new(),
             oom_victim: None,

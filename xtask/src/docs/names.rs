@@ -206,7 +206,7 @@ const LEFT: &[&str] = &["Why streams leave a worker", "What NATS said", "How a w
 const WORKER: &str = "its name";
 
 /// All labels of all metrics.
-static LABELS: [Label; 31] = [
+static LABELS: [Label; 34] = [
     label("lastgasp_evidence_total", "kind", &["Evidence"], &["outdated"], ""),
     label("lastgasp_losses_total", "hop", &[], &[], "see [losses](#losses)"),
     label("lastgasp_losses_total", "kind", &[], &[], "see [losses](#losses)"),
@@ -218,6 +218,15 @@ static LABELS: [Label; 31] = [
     label("lastgasp_notices_total", "kind", &["Verdicts held back"], &["gpu_fault", "record_retried"], ""),
     label("lastgasp_notify_total", "sink", &[], &[], "the name in `[[notify]]`"),
     label("lastgasp_notify_total", "outcome", &[], &["delivered", "retried", "refused", "given_up"], ""),
+    label("lastgasp_infera_frames_total", "kind", &[], &["notice", "stand_in", "cancel"], ""),
+    label(
+        "lastgasp_infera_records_total",
+        "outcome",
+        &[],
+        &["deleted", "drained", "restored", "absent", "changed", "failed"],
+        "",
+    ),
+    label("lastgasp_infera_remembered_requests", "worker", &[], &[], WORKER),
     label("lastgasp_actions_total", "action", &["Acts"], &[], ""),
     label("lastgasp_actions_total", "outcome", &["Outcomes of acts"], &[], ""),
     label("lastgasp_declarations_total", "outcome", &["Refused declarations"], &["accepted"], ""),

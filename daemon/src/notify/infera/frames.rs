@@ -1,0 +1,161 @@
+//! What goes over Infera's NATS, byte for byte (facts: Infera at 5890f7f, `infera/common/nats_request.py`).
+
+use std::sync::Arc;
+
+use async_nats::{HeaderMap, Message, Subject};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use lastgasp_protocol::{Cause, CauseKind};
+
+/// Says what a frame is.
+const TYPE: &str = "rs-type";
+/// Holds the reply inbox in throttle mode, where the message's own reply is JetStream's.
+const INBOX: &str = "rs-inbox";
+/// What every reply inbox of Infera's routers begins with. Nothing else is ever published to.
+const INBOXES: &str = "_INBOX.";
+/// Longest inbox that is remembered, in bytes; Infera's have 29.
+const LONGEST_INBOX: usize = 256;
+/// The wrapper's own notice that it drains, which routers know by its beginning.
+const DRAINING: &str = "infera: worker draining";
+
+/// What stands for a worker in subjects: its id in base64url without padding.
+fn token(id: &str) -> String {
+    URL_SAFE_NO_PAD.encode(id)
+}
+
+/// Where routers ask a worker.
+pub(super) fn requests(id: &str) -> Subject {
+    format!("infera.req.{}", token(id)).into()
+}
+
+/// Where routers take a request back.
+pub(super) fn cancellations(id: &str) -> Subject {
+    format!("infera.cancel.{}", token(id)).into()
+}
+
+/// Where the answer to a request is awaited, if that is an inbox of a router.
+pub(super) fn inbox(request: &Message) -> Option<Arc<str>> {
+    let throttled = request.headers.as_ref().and_then(|headers| headers.get(INBOX));
+    match throttled {
+        Some(inbox) => known_inbox(inbox.as_str()),
+        None => known_inbox(request.reply.as_deref()?),
+    }
+}
+
+/// The inbox that a cancellation names.
+pub(super) fn cancelled(payload: &[u8]) -> Option<Arc<str>> {
+    known_inbox(std::str::from_utf8(payload).ok()?)
+}
+
+/// A request can name any subject; one that is no inbox would let its sender publish elsewhere.
+/// The text is copied: a part of the message would keep all of it in memory.
+fn known_inbox(text: &str) -> Option<Arc<str>> {
+    let rest = text.strip_prefix(INBOXES)?;
+    let plain = |token: &str| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    (text.len() <= LONGEST_INBOX && rest.split('.').all(plain)).then(|| text.into())
+}
+
+/// The frame that ends a stream at its router.
+#[derive(Debug, Clone)]
+pub(super) struct ErrorFrame {
+    pub(super) headers: HeaderMap,
+    pub(super) payload: Bytes,
+}
+
+impl ErrorFrame {
+    /// For a worker that leaves or is lost for this cause.
+    pub(super) fn of(cause: Option<&Cause>) -> Self {
+        let payload = match cause {
+            Some(cause) if is_planned(cause.kind) => DRAINING.to_owned(),
+            Some(cause) => format!("lastgasp: worker lost ({})", cause.kind.as_str()),
+            None => "lastgasp: worker lost".to_owned(),
+        };
+        let mut headers = HeaderMap::new();
+        headers.insert(TYPE, "error");
+        Self { headers, payload: payload.into() }
+    }
+}
+
+/// A worker that was asked to leave.
+const fn is_planned(kind: CauseKind) -> bool {
+    matches!(kind, CauseKind::Terminated | CauseKind::Commanded)
+}
+
+/// Whether a life that was lost for this can never serve again, whatever is still alive of it.
+pub(super) const fn is_final(kind: CauseKind) -> bool {
+    match kind {
+        CauseKind::ProcessKilled
+        | CauseKind::ProcessCrashed
+        | CauseKind::ProcessExited
+        | CauseKind::OomKilled
+        | CauseKind::ProcessGone
+        | CauseKind::Replaced
+        | CauseKind::GpuFault
+        | CauseKind::ListenerClosed
+        | CauseKind::Terminated => true,
+        CauseKind::ConnectionRefused
+        | CauseKind::NotServing
+        | CauseKind::NotReady
+        | CauseKind::Hung
+        | CauseKind::Commanded => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(reply: Option<&str>, header: Option<&str>) -> Message {
+        let headers = header.map(|inbox| {
+            let mut headers = HeaderMap::new();
+            headers.insert("rs-inbox", inbox);
+            headers
+        });
+        Message {
+            subject: requests("10.0.0.1:8080"),
+            reply: reply.map(Subject::from),
+            payload: Bytes::from_static(b"{}"),
+            headers,
+            status: None,
+            description: None,
+            length: 2,
+        }
+    }
+
+    #[test]
+    fn subjects_are_those_of_infera() {
+        assert_eq!(requests("10.0.0.1:8080").as_str(), "infera.req.MTAuMC4wLjE6ODA4MA");
+        assert_eq!(cancellations("10.0.0.1:8080").as_str(), "infera.cancel.MTAuMC4wLjE6ODA4MA");
+    }
+
+    #[test]
+    fn the_inbox_is_the_reply_or_in_throttle_mode_the_header() {
+        let inbox = |reply, header| inbox(&request(reply, header)).map(|inbox| inbox.to_string());
+        assert_eq!(inbox(Some("_INBOX.a1"), None).as_deref(), Some("_INBOX.a1"));
+        assert_eq!(inbox(Some("_INBOX.puback"), Some("_INBOX.b2.c3")).as_deref(), Some("_INBOX.b2.c3"));
+        assert_eq!(inbox(None, None), None);
+    }
+
+    #[test]
+    fn nothing_but_an_inbox_is_published_to() {
+        for strange in ["$SYS.REQ", "infera.req.x", "_INBOX.", "_INBOX.*", "_INBOX.>", "_INBOX.a..b", "_INBOX.a b"] {
+            assert!(inbox(&request(Some("_INBOX.a"), Some(strange))).is_none(), "{strange}");
+        }
+        assert!(cancelled(format!("_INBOX.{}", "a".repeat(300)).as_bytes()).is_none());
+        assert!(cancelled(b"_INBOX.a\xff").is_none());
+    }
+
+    #[test]
+    fn the_text_tells_a_planned_leave_from_a_fault() {
+        let text = |kind| {
+            let frame = ErrorFrame::of(Some(&Cause::of(kind)));
+            assert_eq!(frame.headers.get("rs-type").map(async_nats::HeaderValue::as_str), Some("error"));
+            String::from_utf8(frame.payload.to_vec()).unwrap()
+        };
+        assert_eq!(text(CauseKind::Terminated), "infera: worker draining");
+        assert_eq!(text(CauseKind::Commanded), "infera: worker draining");
+        assert_eq!(text(CauseKind::ProcessKilled), "lastgasp: worker lost (process_killed)");
+        assert_eq!(&ErrorFrame::of(None).payload[..], b"lastgasp: worker lost");
+    }
+}

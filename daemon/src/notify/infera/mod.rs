@@ -1,0 +1,115 @@
+//! `kind = "infera"`: Infera's routers are told of a loss where they await the answer, and its
+//! discovery too. Infera itself is not changed and does not know of it (facts: Infera, 8).
+//!
+//! One task on the side thread hears which requests its workers got and remembers their reply
+//! inboxes. When workers are lost, it takes all of one cause out of discovery first: a stream that is
+//! moved off one of them must not be moved to the next. Then it ends every stream that may be open
+//! with an error frame, which Infera's router moves to another worker, and cancels what may still
+//! run. Until the worker serves again it answers in its place, where its router would wait for as
+//! long as its idle timeout.
+//!
+//! What is answered is not seen, so most inboxes that are remembered are closed long since. A frame
+//! to a closed inbox reaches nobody.
+
+mod etcd;
+mod frames;
+mod inboxes;
+mod watcher;
+
+use std::fmt;
+use std::sync::Arc;
+
+use lastgasp_protocol::{Cause, Incarnation, Name};
+use tokio::sync::mpsc;
+
+use crate::config::InferaConfig;
+use crate::effects::nats::NatsError;
+use crate::losses::Loss;
+use crate::metrics::Metrics;
+
+/// Room for the workers of one node, beside what comes later.
+const ROOM_FOR_WORKERS: usize = 1024;
+
+/// A worker that is not listed any more.
+#[derive(Debug, Clone)]
+pub struct Lost {
+    /// Its name.
+    pub worker: Name,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Why.
+    pub cause: Option<Cause>,
+}
+
+/// What was done about a worker, for its certificate.
+#[derive(Debug)]
+pub struct Told {
+    /// Its name.
+    pub worker: Name,
+    /// The life that was lost; `None`: it only drains.
+    pub lost: Option<Incarnation>,
+    /// What was done.
+    pub detail: String,
+}
+
+/// Takes what was done, on any thread.
+pub type Report = Arc<dyn Fn(Told) + Send + Sync>;
+
+/// What a sink is told.
+#[derive(Debug, Clone)]
+pub(super) enum Command {
+    /// A worker is known, with its id in Infera.
+    Watch(Name, String),
+    /// It will not be heard of again.
+    Forget(Name),
+    /// It is listed and takes work.
+    Serves(Name),
+    /// It would serve, though it is not listed yet.
+    Recovers(Name),
+    /// It is leaving.
+    Drains(Name),
+    /// These are not listed any more, for one cause.
+    Lost(Vec<Lost>),
+}
+
+/// One sink. Dropped, its task ends.
+pub struct Infera {
+    name: String,
+    commands: mpsc::Sender<Command>,
+    metrics: Metrics,
+}
+
+impl fmt::Debug for Infera {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Infera").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Infera {
+    /// Starts its task on the runtime of `side`; it connects for as long as it takes.
+    ///
+    /// # Errors
+    /// A file of the login cannot be used.
+    pub fn start(
+        config: &InferaConfig,
+        node: &Name,
+        side: &tokio::runtime::Handle,
+        metrics: &Metrics,
+        report: Report,
+    ) -> Result<Self, NatsError> {
+        let (commands, inbox) = mpsc::channel(config.queue + ROOM_FOR_WORKERS);
+        let options = watcher::options(config, node, metrics)?;
+        side.spawn(watcher::watch(config.clone(), options, inbox, metrics.clone(), report));
+        Ok(Self { name: config.name.clone(), commands, metrics: metrics.clone() })
+    }
+
+    /// `false`: there was no room, which is counted.
+    pub(super) fn tell(&self, command: Command) -> bool {
+        let told = self.commands.try_send(command).is_ok();
+        if !told {
+            tracing::error!(sink = self.name, "notice lost: its queue is full");
+            self.metrics.lose(Loss::NoticeQueue, 1);
+        }
+        told
+    }
+}
