@@ -148,15 +148,13 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
 
     let mut page = cargo("test");
     page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
-    let no_browser = needs_root.or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
-    steps.push(step("status page, in Chromium", &mut page, filtered.or(no_browser)));
+    let no_browser =
+        filtered.or(needs_root).or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
+    steps.push(step("status page, in Chromium", &mut page, no_browser));
 
     let mut infera = cargo("test");
     infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
     infera.env(nats_server::ENVIRONMENT, &nats);
-    if !arguments.peers {
-        infera.args(["--skip", "real_infera"]);
-    }
     let no_etcd = filtered.or(needs_root).or_else(|| match etcd::ensure() {
         Ok(path) => {
             infera.env(etcd::ENVIRONMENT, path);
