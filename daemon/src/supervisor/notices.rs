@@ -11,33 +11,20 @@ use super::Supervisor;
 /// The notifier, and what it is not told yet.
 pub(super) struct Notices {
     notifier: Notifier,
-    /// Of withdrawals that are acknowledged.
-    held: Held<Notice>,
-}
-
-/// What is told of withdrawals, each with the certificate of its cause: once all withdrawals of that
-/// cause are acknowledged. A reader that moves work off one of them must not move it to the next.
-struct Held<T>(Vec<(Option<String>, T)>);
-
-impl<T> Held<T> {
-    /// Adds one, and takes out all that may be told now: those of whose cause no withdrawal is `going`.
-    fn add(&mut self, death: Option<String>, one: T, going: impl Fn(&str) -> bool) -> Vec<T> {
-        self.0.push((death, one));
-        let (held, due): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.0).into_iter().partition(|(death, _)| death.as_deref().is_some_and(&going));
-        self.0 = held;
-        due.into_iter().map(|(_, one)| one).collect()
-    }
+    /// Withdrawals that are acknowledged, each with the certificate of its cause: they are told of
+    /// once all withdrawals of that cause are. A reader that moves work off one of them must not
+    /// move it to the next.
+    held: Vec<(Option<String>, Notice)>,
 }
 
 impl Notices {
     pub(super) const fn new(notifier: Notifier) -> Self {
-        Self { notifier, held: Held(Vec::new()) }
+        Self { notifier, held: Vec::new() }
     }
 
     /// The daemon ends.
     pub(super) fn end(&self) {
-        let lost = self.notifier.waiting() + self.held.0.len();
+        let lost = self.notifier.waiting() + self.held.len();
         if lost > 0 {
             tracing::warn!(lost, "notices were not delivered before the end");
         }
@@ -68,11 +55,15 @@ impl Supervisor {
         let certificate = self.deaths.so_far(worker, now).filter(|certificate| certificate.incarnation == incarnation);
         let epoch = certificate.as_ref().map_or(self.workers[worker].epoch, |certificate| certificate.epoch);
         let notice = self.notice(worker, NoticeKind::Withdrawn, incarnation, epoch);
-        let notice = Notice { cause, certificate: certificate.map(Box::new), ..notice };
+        self.notices.held.push((death, Notice { cause, certificate: certificate.map(Box::new), ..notice }));
         let workers = &self.workers;
         let going =
-            |death: &str| workers.iter().any(|(_, slot)| slot.withdrawing && slot.death.as_deref() == Some(death));
-        for notice in self.notices.held.add(death, notice, going) {
+            |death: &String| workers.iter().any(|(_, slot)| slot.withdrawing && slot.death.as_ref() == Some(death));
+        let (held, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.notices.held)
+            .into_iter()
+            .partition(|(death, _)| death.as_ref().is_some_and(going));
+        self.notices.held = held;
+        for (_, notice) in due {
             self.notices.notifier.tell(notice);
         }
     }
@@ -104,22 +95,5 @@ impl Supervisor {
             cause: None,
             certificate: None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_one_cause_all_are_withdrawn_before_any_is_told_of() {
-        let mut held = Held(Vec::new());
-        let death = |id: &str| Some(id.to_owned());
-        assert!(held.add(death("a"), "a-0", |going| going == "a").is_empty(), "a-1 is still listed");
-        // What is about another death, or about none, waits for neither.
-        assert_eq!(held.add(death("b"), "b-0", |going| going == "a"), ["b-0"]);
-        assert_eq!(held.add(None, "drained", |going| going == "a"), ["drained"]);
-        assert_eq!(held.add(death("a"), "a-1", |_| false), ["a-0", "a-1"]);
-        assert!(held.0.is_empty());
     }
 }
