@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, ROUTERS_BUCKET, WORKERS_BUCKET};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
@@ -176,7 +177,7 @@ enum Command {
     Man(ManArgs),
     /// Make the buckets and the stream of certificates on NATS, where a daemon may not
     #[command(after_help = CREATE_EXAMPLES)]
-    CreateBuckets(ConfigArgs),
+    CreateBuckets(CreateArgs),
 }
 
 #[derive(Debug, Args)]
@@ -270,6 +271,14 @@ struct CheckArgs {
     /// List every setting instead: default, environment variable, what is allowed, what it is for
     #[arg(long)]
     settings: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct CreateArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -482,13 +491,17 @@ fn settings_json() -> Vec<serde_json::Value> {
 /// How long NATS may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn create_buckets(args: &ConfigArgs) -> Result<(), CliError> {
-    let (config, _) = args.load()?;
+fn create_buckets(args: &CreateArgs) -> Result<(), CliError> {
+    let (config, _) = args.config.load()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = nats::connect_once(&config.nats, &config.node, PATIENCE).await?;
         nats::create(client, config.replicas).await.map_err(CliError::NotMade)
     })?;
+    if args.output.is_json() {
+        let there = [WORKERS_BUCKET, NODES_BUCKET, ROUTERS_BUCKET, DEATHS_STREAM];
+        return say_json(&json!({ "nats_url": config.nats.url, "there": there }));
+    }
     say(&format!("{}: the buckets and the stream of certificates are there\n", config.nats.url))
 }
 

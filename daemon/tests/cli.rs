@@ -55,6 +55,9 @@ fn a_program_can_read_what_is_wrong_with_a_configuration() {
     for setting in ["mode", "nodename", "lease.ttl_s", "worker[0].endpoint", "worker[0].engine"] {
         assert!(problems.iter().any(|problem| problem.contains(&format!(": {setting}: "))), "{setting}: {problems:#?}");
     }
+    // From the top of the file to its end.
+    let line = |problem: &&str| problem.rsplit_once("gpu.toml:").unwrap().1.split(':').next().unwrap().parse().unwrap();
+    assert!(problems.iter().map(line).is_sorted_by_key(|line: u32| line), "{problems:#?}");
 
     std::fs::write(&file, "node = 'a'\n[[worker]]\nname = 'w'\nendpoint = 'http://10.0.0.7:8000'\n").unwrap();
     let said = lastgasp(&["check-config", "--json", "--config", file.to_str().unwrap()]);

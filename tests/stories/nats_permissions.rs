@@ -52,6 +52,8 @@ impl Site {
         }
         let made = site.create_buckets("admin").await;
         assert!(made.status.success(), "{made:?}");
+        let said: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+        assert_eq!(said["there"].as_array().unwrap().len(), 4, "{said}");
         site
     }
 
@@ -61,7 +63,8 @@ impl Site {
 
     async fn create_buckets(&self, user: &str) -> Output {
         let mut command = Command::new(binaries::find("lastgasp").unwrap());
-        command.args(["create-buckets", "--nats", &self.nats.url(), "--node", user]).env("LASTGASP_NATS_USER", user);
+        command.args(["create-buckets", "--nats", &self.nats.url(), "--node", user]).args(["--output", "json"]);
+        command.env("LASTGASP_NATS_USER", user);
         command.env("LASTGASP_NATS_PASSWORD_FILE", self.password_file(user)).output().await.unwrap()
     }
 

@@ -3,14 +3,17 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
+use axum::serve::Listener;
 use axum::{Json, Router};
 use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_protocol::kv::{Bucket, Value as Stored};
+use lastgasp_router::tls::{TlsListener, acceptor};
 use lastgasp_tests::daemon::DaemonConfig;
 use lastgasp_tests::process::GIVE_UP;
 use nix::sys::signal::Signal;
@@ -28,6 +31,8 @@ struct Received {
     /// A receiver that takes and never answers.
     silent: bool,
     bucket: Mutex<Option<Bucket>>,
+    /// The workers that it looks for there.
+    of_one: Mutex<Vec<String>>,
 }
 
 /// An HTTP server that takes notices.
@@ -40,19 +45,32 @@ impl Receiver {
     async fn start(address: &str, silent: bool) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
+        Self::behind(listener, address, silent)
+    }
+
+    /// By HTTPS, with a certificate for `localhost` that no authority has signed.
+    async fn start_tls() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = acceptor(&tls("cert.pem"), &tls("key.pem")).unwrap();
+        Self::behind(TlsListener::new(listener, acceptor).unwrap(), address, false)
+    }
+
+    fn behind<L: Listener<Addr: std::fmt::Debug>>(listener: L, address: SocketAddr, silent: bool) -> Self {
         let received = Arc::new(Received { silent, ..Received::default() });
         let app = Router::new().route("/hook", axum::routing::post(take)).with_state(Arc::clone(&received));
         tokio::spawn(async move { axum::serve(listener, app).await });
         Self { address, received }
     }
 
-    /// Looks into discovery whenever something comes in.
-    async fn looks_into(&self, scene: &Scene) {
+    /// Looks into discovery for the workers `of_one` whenever something comes in.
+    async fn looks_into(&self, scene: &Scene, of_one: &[&str]) {
+        *self.received.of_one.lock().unwrap() = of_one.iter().map(|name| (*name).to_owned()).collect();
         let context = async_nats::jetstream::new(scene.nats.client().await.unwrap());
         *self.received.bucket.lock().unwrap() = Some(Bucket::open(&context, WORKERS_BUCKET, 1).await.unwrap());
     }
 
-    /// The next notice of this kind; whether its worker was listed when it came; and its headers.
+    /// The next notice of this kind; whether a worker that it looks for was listed when it came; and its headers.
     async fn next(&self, event: &str) -> (Value, bool, HeaderMap) {
         let arrived = async {
             loop {
@@ -71,13 +89,14 @@ impl Receiver {
 
 async fn take(State(received): State<Arc<Received>>, headers: HeaderMap, Json(notice): Json<Value>) {
     let bucket = received.bucket.lock().unwrap().clone();
-    let listed = match bucket {
-        Some(bucket) => {
-            let key = format!("{}.{}", notice["node"].as_str().unwrap(), notice["worker"].as_str().unwrap());
-            matches!(bucket.read(&key).await.unwrap().map(|entry| entry.value), Some(Stored::Put(_)))
+    let of_one = received.of_one.lock().unwrap().clone();
+    let mut listed = false;
+    if let Some(bucket) = bucket {
+        for worker in of_one {
+            let key = format!("{}.{worker}", notice["node"].as_str().unwrap());
+            listed |= matches!(bucket.read(&key).await.unwrap().map(|entry| entry.value), Some(Stored::Put(_)));
         }
-        None => false,
-    };
+    }
     received.notices.lock().unwrap().push_back((headers, notice, listed));
     received.more.notify_one();
     if received.silent {
@@ -113,7 +132,7 @@ async fn a_url_and_a_program_are_told_once_discovery_says_it_too() {
     on = ["withdrawn", "certificate"] };
     exec.insert("command".into(), vec![script, files.path().display().to_string()].into());
     let mut scene = Scene::configured("required", &[], notifying(vec![hook, exec])).await;
-    receiver.looks_into(&scene).await;
+    receiver.looks_into(&scene, &["alpha"]).await;
     let (serving, ..) = receiver.next("serving").await;
     assert!(serving["endpoint"].as_str().is_some_and(|url| url.starts_with("http://127.0.0.1:")), "{serving}");
 
@@ -136,6 +155,82 @@ async fn a_url_and_a_program_are_told_once_discovery_says_it_too() {
     };
     assert_eq!(written("withdrawn")["incarnation"], notice["incarnation"]);
     assert_eq!(written("certificate")["certificate"], complete["certificate"]);
+}
+
+/// One sender kills both workers' engine cores. The daemon is stopped meanwhile, and reads of both at
+/// once.
+#[tokio::test]
+async fn of_one_cause_all_records_are_gone_before_anybody_is_told() {
+    let receiver = Receiver::start("127.0.0.1:0", false).await;
+    let mut hook = webhook(receiver.address);
+    hook.insert("on".into(), vec!["withdrawn"].into());
+    hook.insert("concurrency".into(), 2.into());
+    let mut scene = Scene::configured("required", &[], notifying(vec![hook])).await;
+    receiver.looks_into(&scene, &["alpha", "beta"]).await;
+
+    let daemon = scene.daemon.process.identity;
+    assert!(daemon.signal(Signal::SIGSTOP));
+    until(|| is_stopped(daemon.pid)).await;
+    for worker in ["alpha", "beta"] {
+        scene.engine(worker).signal_core(Signal::SIGKILL);
+    }
+    for worker in ["alpha", "beta"] {
+        let core = scene.engine(worker).core;
+        until(|| !core.is_alive()).await;
+    }
+    assert!(daemon.signal(Signal::SIGCONT));
+
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let (notice, listed, _) = receiver.next("withdrawn").await;
+        assert!(!listed, "both were gone before: {notice:#}");
+        let id = notice["certificate"]["certificate"].as_str().unwrap().to_owned();
+        told.push((notice["worker"].as_str().unwrap().to_owned(), id));
+    }
+    told.sort();
+    assert_eq!([&*told[0].0, &*told[1].0], ["alpha", "beta"]);
+    assert_eq!(told[0].1, told[1].1, "one cause, one certificate");
+}
+
+async fn until(done: impl Fn() -> bool) {
+    let wait = async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(GIVE_UP, wait).await.expect("it comes to that");
+}
+
+/// Whether no thread of this process runs (proc_pid_stat(5), `state`).
+fn is_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
+fn tls(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../router/tests/tls").join(file)
+}
+
+#[tokio::test]
+async fn a_url_by_https_is_told_if_its_certificate_is_trusted() {
+    let receiver = Receiver::start_tls().await;
+    let mut trusting = webhook(receiver.address);
+    trusting.insert("url".into(), format!("https://localhost:{}/hook", receiver.address.port()).into());
+    let doubting = trusting.clone();
+    trusting.insert("tls_ca".into(), tls("cert.pem").display().to_string().into());
+    let mut scene = Scene::configured("required", &[], notifying(vec![trusting, doubting])).await;
+
+    scene.engine("alpha").signal_core(Signal::SIGKILL);
+
+    assert_eq!(receiver.next("withdrawn").await.0["worker"], "alpha");
+    // To whom it may be that answers there, nothing is said.
+    scene.daemon.counts("lastgasp_notify_total{outcome=\"retried\",sink=\"webhook-1\"}", 1.0).await.unwrap();
+    let delivered = |sink| format!("lastgasp_notify_total{{outcome=\"delivered\",sink=\"{sink}\"}}");
+    assert_eq!(scene.daemon.counted(&delivered("webhook-1")).await.unwrap(), 0.0);
+    assert!(scene.daemon.counted(&delivered("webhook-0")).await.unwrap() >= 2.0);
 }
 
 /// A script that keeps what it reads under the name of its event.

@@ -22,6 +22,17 @@ pub enum Place {
     Nowhere,
 }
 
+impl Place {
+    /// Its line in the file, counted from 1.
+    #[must_use]
+    pub const fn line(&self) -> Option<usize> {
+        match self {
+            Self::File { line, .. } => Some(*line),
+            Self::Env(_) | Self::Flag(_) | Self::Nowhere => None,
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -386,7 +386,11 @@ impl Config {
         }
         match build::config(&mut settings, build::host_name) {
             Some(config) => Ok((config, settings.warnings)),
-            None => Err(ConfigError::Invalid(settings.problems)),
+            None => {
+                // As they stand in the file, then the environment's and the flags'.
+                settings.problems.sort_by_key(|problem| problem.place.line().unwrap_or(usize::MAX));
+                Err(ConfigError::Invalid(settings.problems))
+            }
         }
     }
 }

@@ -243,8 +243,8 @@ fn nats_logins() {
     );
     assert_eq!(
         refused(&format!("[nats]\nuser = \"me\"\ntoken_file = \"/t\"{WORKER}")),
-        "gpu.toml:3: nats.token_file: is one login too many beside nats.user; keep one\n\
-         gpu.toml:2: nats.user: is set without nats.password_file; set both or neither"
+        "gpu.toml:2: nats.user: is set without nats.password_file; set both or neither\n\
+         gpu.toml:3: nats.token_file: is one login too many beside nats.user; keep one"
     );
     assert_eq!(
         refused(&format!("[nats]\nreplicas = 2{WORKER}")),
@@ -265,8 +265,8 @@ fn a_worker_that_is_no_list_and_a_table_that_is_none() {
 fn a_quoted_path_names_nothing() {
     let error = refused(&format!("\"worker[0].name\" = \"x\"\n\"nats.url\" = \"nats://h:1\"{WORKER}"));
     let lines: Vec<&str> = error.lines().collect();
-    assert!(lines[0].starts_with("gpu.toml:2: nats.url: is not a setting; known here: "), "{error}");
-    assert!(lines[1].starts_with("gpu.toml:1: worker[0].name: is not a setting; known here: "), "{error}");
+    assert!(lines[0].starts_with("gpu.toml:1: worker[0].name: is not a setting; known here: "), "{error}");
+    assert!(lines[1].starts_with("gpu.toml:2: nats.url: is not a setting; known here: "), "{error}");
     assert_eq!(lines.len(), 2, "{error}");
 }
 
