@@ -90,6 +90,7 @@ async fn nothing_grows_and_nothing_is_left_in_the_kernel() {
         assert!(Instant::now() < deadline, "{held:?} are left of it in {:?}", loaded());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    matrix::count("workers restarted", workers * rounds);
     matrix::row(
         "Workers are killed and started again, over and over; then the daemon is killed",
         "every life is withdrawn once; no descriptors and no memory pile up; no program, map or link is left in the kernel",
