@@ -43,7 +43,7 @@ impl Drop for MemoryCgroup {
 #[test]
 fn a_process_killed_for_memory_is_named() {
     let Some(cgroup) = MemoryCgroup::new(32 << 20) else {
-        eprintln!("SKIPPED: no memory cgroup can be made here");
+        lastgasp_tests::skipped::here("no memory cgroup can be made");
         return;
     };
     let mut kernel = Kernel::load();

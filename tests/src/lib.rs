@@ -25,6 +25,7 @@ pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;
+pub mod skipped;
 pub mod user;
 
 pub use error::HarnessError;
