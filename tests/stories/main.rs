@@ -44,5 +44,6 @@ mod status_socket;
 mod stopped_engine;
 mod supervisor_terminated;
 mod systemd;
+mod two_workers_of_one_process;
 mod unrelated_child_exits;
 mod whole_tree_killed;

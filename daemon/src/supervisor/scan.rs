@@ -10,7 +10,7 @@ use crate::losses::Loss;
 use crate::processes::RoleOf;
 use crate::sensors::proc::{self, Finder, ProcessInfo, tree};
 
-use lastgasp_protocol::{Container, Incarnation};
+use lastgasp_protocol::{Container, Incarnation, Name};
 
 use super::{Message, Supervisor, TREE_TICKS};
 
@@ -176,17 +176,21 @@ impl Supervisor {
                 continue;
             }
             match sighting {
-                Sighting::Root(worker, info, container) => again |= self.bind(worker, &info, container),
+                Sighting::Root(worker, info, container) => match self.holder(worker, info.id) {
+                    Some(holder) => {
+                        let error = format!(
+                            "find: {} (pid {}) is the process of worker {holder} already, and no two workers share \
+                             one: make find more exact",
+                            info.comm, info.id.tgid
+                        );
+                        self.cannot_look(worker, error);
+                    }
+                    None => again |= self.bind(worker, &info, container),
+                },
                 Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
                 Sighting::Companion(worker, companion) => self.workers[worker].companion = companion,
                 Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
-                Sighting::Failed(worker, error) => {
-                    let slot = &mut self.workers[worker];
-                    if slot.reason != error {
-                        tracing::warn!(worker = %slot.config.name, %error, "cannot look for its process");
-                        slot.reason = error;
-                    }
-                }
+                Sighting::Failed(worker, error) => self.cannot_look(worker, error),
             }
         }
         if again || self.rescan {
@@ -195,6 +199,20 @@ impl Supervisor {
             self.start_scan();
         }
         self.settle_ready();
+    }
+
+    /// Who else has this process for a root. A death would be told of one of them only.
+    fn holder(&self, worker: WorkerId, root: ProcessId) -> Option<&Name> {
+        let mut others = self.workers.iter().filter(|(other, _)| *other != worker);
+        others.find(|(other, _)| self.processes.root(*other) == Some(root)).map(|(_, slot)| &slot.config.name)
+    }
+
+    fn cannot_look(&mut self, worker: WorkerId, error: String) {
+        let slot = &mut self.workers[worker];
+        if slot.reason != error {
+            tracing::warn!(worker = %slot.config.name, %error, "cannot look for its process");
+            slot.reason = error;
+        }
     }
 
     /// Once the first scans are over, it is known which workers there are.
