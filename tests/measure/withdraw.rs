@@ -65,7 +65,8 @@ impl Stage {
         let nats = Nats::start(folder.path()).await?;
         let discovery = Discovery::watch(&nats).await?;
         let mut engines = Vec::new();
-        let mut config = DaemonConfig::new("node", &nats.url(), "required", folder.path());
+        // Who crashes over and over would not be listed at once.
+        let mut config = DaemonConfig::new("node", &nats.url(), "required", folder.path()).with_hold_down_ms(0);
         config.priority = priority;
         for worker in 0..WORKERS {
             let engine = Engine::start(&format!("worker-{worker}"), &[], folder.path()).await?;
