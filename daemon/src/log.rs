@@ -23,6 +23,12 @@ impl Write for Stderr {
     }
 }
 
+/// An error and what caused it, as people are told of it.
+#[must_use]
+pub fn with_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
 /// How many lines could not be written since this was asked last.
 #[must_use]
 pub fn take_lost() -> u64 {

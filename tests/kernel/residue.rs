@@ -1,11 +1,9 @@
 //! Nothing stays in the kernel when the process that loaded it is gone.
 
-use std::{collections::BTreeSet, process::Command};
+use std::collections::BTreeSet;
+use std::process::Command;
 
-use aya::{
-    maps::loaded_maps,
-    programs::{loaded_links, loaded_programs},
-};
+use lastgasp_tests::kernel_objects::{held_by, loaded};
 use nix::sys::signal::Signal;
 
 use crate::harness::{Kernel, Victim, until};
@@ -20,27 +18,11 @@ fn loader() {
     drop(kernel);
 }
 
-/// The ids of one sort of kernel object that a process holds open.
-fn held(tgid: u32, key: &str) -> BTreeSet<u32> {
-    let descriptors = std::fs::read_dir(format!("/proc/{tgid}/fdinfo")).expect("root may look");
-    descriptors
-        .filter_map(|descriptor| std::fs::read_to_string(descriptor.ok()?.path()).ok())
-        .filter_map(|info| info.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok()))
-        .collect()
-}
-
-fn loaded() -> [BTreeSet<u32>; 3] {
-    let programs = loaded_programs().filter_map(|program| Some(program.ok()?.id())).collect();
-    let maps = loaded_maps().filter_map(|map| Some(map.ok()?.id())).collect();
-    let links = loaded_links().filter_map(|link| Some(link.ok()?.id())).collect();
-    [programs, maps, links]
-}
-
 #[test]
 fn a_killed_loader_leaves_nothing_behind() {
     let mut command = Command::new(std::env::current_exe().expect("procfs is mounted"));
     let mut loader = Victim::start_by(&mut command, &["--ignored", "--exact", "residue::loader", "--nocapture"]);
-    let held = ["prog_id:", "map_id:", "link_id:"].map(|key| held(loader.tgid, key));
+    let held = held_by(loader.tgid).expect("root may look");
     // Ten programs with a link each, eight maps and the globals.
     assert_eq!(held.each_ref().map(BTreeSet::len), [10, 9, 10]);
     for (held, loaded) in held.iter().zip(loaded()) {

@@ -1,5 +1,6 @@
 //! A `lastgasp` daemon under a test.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -279,6 +280,11 @@ impl DaemonConfig {
     }
 }
 
+/// Variables of the tests, which the daemon would warn of. The object that it loads is its own.
+fn is_the_tests_own(variable: &OsStr) -> bool {
+    variable.as_encoded_bytes().starts_with(b"LASTGASP_") && variable != "LASTGASP_EBPF_OBJECT"
+}
+
 /// A node's name as part of a file's; a sidecar's is `<node>/<pod>`.
 fn stem(node: &str) -> String {
     node.replace('/', "-")
@@ -335,8 +341,9 @@ impl Daemon {
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
         command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
-        // The tests' own, which the daemon would warn of.
-        command.env_remove("LASTGASP_NATS_SERVER").env_remove("LASTGASP_SCREENSHOTS").env_remove("LASTGASP_BIN_DIR");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_the_tests_own(name)) {
+            command.env_remove(name);
+        }
         let mut process = Process::spawn(&format!("lastgasp-{}", stem(&config.node)), command, folder)?;
         let ready = process.ready_file(&ready_file).await?;
         Ok(Self { process, ready })

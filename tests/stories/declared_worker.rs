@@ -80,6 +80,16 @@ impl Node {
         process
     }
 
+    /// An engine that is a container's init.
+    async fn declared_container(&self, declaration: &Declaration, arguments: &[&str]) -> Process {
+        let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
+        let (port, grpc_port) = (declaration.port.to_string(), declaration.grpc_port.to_string());
+        let program = [engine.to_str().unwrap(), "--port", &port, "--grpc-port", &grpc_port];
+        let variables = variables(declaration);
+        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.container(&declaration.worker, &[], &[&program, arguments].concat(), &variables).await
+    }
+
     async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
         Engine::declare(name, declaration, arguments, self.folder.path()).await.unwrap()
     }
@@ -91,6 +101,16 @@ impl Node {
         let what = format!("the refusal of {worker}: {reason}");
         self.daemon.event(&what, |event| event["event"] == "notice" && is(event)).await.unwrap();
     }
+}
+
+/// What an engine of that declaration has in its environment.
+fn variables(declaration: &Declaration) -> [(&'static str, String); 4] {
+    [
+        ("LASTGASP_WORKER", declaration.worker.clone()),
+        ("LASTGASP_ENGINE", "vllm".to_owned()),
+        ("LASTGASP_ENDPOINT", declaration.endpoint.clone()),
+        ("LASTGASP_GRPC_HEALTH", format!("http://127.0.0.1:{}", declaration.grpc_port)),
+    ]
 }
 
 async fn life_of_a_declared_worker(ebpf: &'static str) {
@@ -274,28 +294,8 @@ async fn its_words_reach_no_terminal_and_no_folder() {
 async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobody() {
     let node = Node::new("required").await;
     let declaration = Declaration::new(node.uid, "alpha").unwrap();
-    let Declaration { endpoint, port, grpc_port, .. } = &declaration;
-    let health = format!("http://127.0.0.1:{grpc_port}");
-    let variables = [
-        ("LASTGASP_WORKER", "alpha"),
-        ("LASTGASP_ENGINE", "vllm"),
-        ("LASTGASP_ENDPOINT", endpoint.as_str()),
-        ("LASTGASP_GRPC_HEALTH", health.as_str()),
-    ];
-    let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
-    let (port, grpc_port) = (port.to_string(), grpc_port.to_string());
-    let program = [
-        engine.to_str().unwrap(),
-        "--port",
-        &port,
-        "--grpc-port",
-        &grpc_port,
-        "--load-ms",
-        "4000",
-        "--orphan-lifetime",
-        "1",
-    ];
-    let container = node.container("alpha", &[], &program, &variables).await;
+    let arguments = ["--load-ms", "4000", "--orphan-lifetime", "1"];
+    let container = node.declared_container(&declaration, &arguments).await;
     let starts = |status: &Value| status["workers"][0]["state"] == "starting";
     let status = node.daemon.status_when("it starts", starts).await.unwrap();
     let root = status["workers"][0]["root"]["tgid"].as_u64().unwrap();
@@ -303,7 +303,7 @@ async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobo
 
     let mut probe = Command::new("nsenter");
     probe.args(["--target", &root.to_string(), "--pid", "setpriv", "--clear-groups", "--reuid", &node.uid.to_string()]);
-    probe.args(["sleep", "1000"]).envs(variables);
+    probe.args(["sleep", "1000"]).envs(variables(&declaration));
     let probe = Process::spawn("probe", probe, node.folder.path()).unwrap();
     let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert_eq!(record.endpoint, declaration.endpoint);
@@ -321,18 +321,7 @@ async fn the_init_of_a_container_is_known_while_it_loads_and_its_probes_are_nobo
 async fn its_exec_is_enough_to_be_known() {
     let node = Node::configured("required", DaemonConfig::without_scans).await;
     let declaration = Declaration::new(node.uid, "alpha").unwrap();
-    let Declaration { endpoint, port, grpc_port, .. } = &declaration;
-    let health = format!("http://127.0.0.1:{grpc_port}");
-    let variables = [
-        ("LASTGASP_WORKER", "alpha"),
-        ("LASTGASP_ENGINE", "vllm"),
-        ("LASTGASP_ENDPOINT", endpoint.as_str()),
-        ("LASTGASP_GRPC_HEALTH", health.as_str()),
-    ];
-    let engine = lastgasp_tests::binaries::find("mock-engine").unwrap();
-    let (port, grpc_port) = (port.to_string(), grpc_port.to_string());
-    let program = [engine.to_str().unwrap(), "--port", &port, "--grpc-port", &grpc_port, "--orphan-lifetime", "1"];
-    let container = node.container("alpha", &[], &program, &variables).await;
+    let container = node.declared_container(&declaration, &["--orphan-lifetime", "1"]).await;
     let record = node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert_eq!(record.endpoint, declaration.endpoint);
 

@@ -1,11 +1,9 @@
 //! Workers are killed and started again, over and over; then the daemon is killed. Nothing piles up in
 //! the daemon, and nothing is left of it in the kernel.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use aya::maps::loaded_maps;
-use aya::programs::{loaded_links, loaded_programs};
+use lastgasp_tests::kernel_objects::{held_by, loaded};
 use lastgasp_tests::matrix;
 use lastgasp_tests::process::GIVE_UP;
 use nix::sys::signal::Signal;
@@ -29,22 +27,6 @@ fn size(pid: u32) -> (usize, usize) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
     (descriptors, rss.expect("proc_pid_status(5)"))
-}
-
-/// The ids of one sort of kernel object that a process holds open.
-fn held(pid: u32, key: &str) -> BTreeSet<u32> {
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
-    descriptors
-        .filter_map(|descriptor| std::fs::read_to_string(descriptor.ok()?.path()).ok())
-        .filter_map(|info| info.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok()))
-        .collect()
-}
-
-fn loaded() -> [BTreeSet<u32>; 3] {
-    let programs = loaded_programs().filter_map(|program| Some(program.ok()?.id())).collect();
-    let maps = loaded_maps().filter_map(|map| Some(map.ok()?.id())).collect();
-    let links = loaded_links().filter_map(|link| Some(link.ok()?.id())).collect();
-    [programs, maps, links]
 }
 
 #[tokio::test]
@@ -80,7 +62,7 @@ async fn nothing_grows_and_nothing_is_left_in_the_kernel() {
     let allowed = restarts.min(1024) * KIB_PER_RESTART;
     assert!(kib < allowed, "{kib} KiB more than after {WARM} rounds, {allowed} allowed");
 
-    let held = ["prog_id:", "map_id:", "link_id:"].map(|key| held(pid, key));
+    let held = held_by(pid).unwrap();
     assert!(held.iter().all(|held| !held.is_empty()), "{held:?}");
     assert!(crowd.daemon.process.identity.signal(Signal::SIGKILL));
     crowd.daemon.process.exited().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::process::{Command, ExitCode};
 
-use crate::{nats_server, tools};
+use crate::{debian, nats_server, tools};
 
 /// Names under which distributions have it.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
@@ -20,8 +20,7 @@ pub(crate) fn ensure() -> bool {
     if there() {
         return true;
     }
-    let install = Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", "chromium"]).status();
-    install.is_ok_and(|status| status.success()) && there()
+    tools::is_root() && debian::install(&["chromium"]).status().is_ok_and(|status| status.success()) && there()
 }
 
 pub(crate) fn screenshots(_: &Arguments) -> ExitCode {

@@ -1,8 +1,6 @@
 //! buildah, podman and crun, for the test of the image.
 
-use std::process::Command;
-
-use crate::tools;
+use crate::{debian, tools};
 
 const PROGRAMS: [&str; 3] = ["buildah", "podman", "crun"];
 
@@ -14,13 +12,10 @@ pub(crate) fn install() -> Option<&'static str> {
     if tools::on_path("apt-get").is_none() {
         return Some("no buildah, podman or crun, and no apt-get");
     }
-    let mut update = Command::new("apt-get");
-    update.args(["update", "--quiet"]);
-    let mut install = Command::new("apt-get");
+    let mut install = debian::install(&PROGRAMS);
     install.env("DEBIAN_FRONTEND", "noninteractive");
-    install.args(["install", "--yes", "--quiet", "--no-install-recommends"]).args(PROGRAMS);
     let installed =
-        tools::step("package lists", &mut update).and_then(|()| tools::step("container tools", &mut install));
+        tools::step("package lists", &mut debian::update()).and_then(|()| tools::step("container tools", &mut install));
     if let Err(error) = installed {
         eprintln!("    {error}");
     }

@@ -8,13 +8,12 @@
 mod build_ebpf;
 mod chromium;
 mod containers;
+mod debian;
 mod demo;
 mod dependencies;
 mod docs;
-mod etcd;
 mod faults;
 mod nats_server;
-mod promtool;
 mod record_btf;
 mod test;
 mod test_kernels;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, chromium, containers, etcd, nats_server, promtool, tools};
+use crate::{build_ebpf, chromium, containers, debian, nats_server, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -164,9 +164,9 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut infera = cargo("test");
     infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
     infera.env(nats_server::ENVIRONMENT, &nats);
-    let no_etcd = filtered.or(needs_root).or_else(|| match etcd::ensure() {
+    let no_etcd = filtered.or(needs_root).or_else(|| match debian::ETCD.ensure() {
         Ok(path) => {
-            infera.env(etcd::ENVIRONMENT, path);
+            infera.env(debian::ETCD.variable, path);
             None
         }
         Err(error) => {
@@ -192,10 +192,10 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut dashboards = cargo("test");
     dashboards.args(["-p", "lastgasp-tests", "--test", "dashboards", "--", "--ignored"]);
     dashboards.env(nats_server::ENVIRONMENT, &nats);
-    let no_promtool = filtered.or_else(|| match promtool::ensure() {
+    let no_promtool = filtered.or_else(|| match debian::PROMTOOL.ensure() {
         Ok(path) => {
-            rules.env(promtool::ENVIRONMENT, &path);
-            dashboards.env(promtool::ENVIRONMENT, &path);
+            rules.env(debian::PROMTOOL.variable, &path);
+            dashboards.env(debian::PROMTOOL.variable, &path);
             None
         }
         Err(error) => {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::debian::DebianError;
 use crate::nats_server::{self, NatsServerError};
 use crate::tools::{self, ToolError};
 
@@ -89,6 +90,9 @@ pub(crate) enum KernelsError {
     /// Another program failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
+    /// The kernel's package.
+    #[error(transparent)]
+    Package(#[from] DebianError),
     /// There is no kernel of that version to be had.
     #[error("no package linux-image-{version}.*-cloud-amd64: `apt-get update`, and look at apt's sources")]
     NoKernel {

@@ -11,6 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::sever;
 use crate::core::ProcessId;
+use crate::log::with_cause;
 use crate::sensors::pidfd::{self, PidfdError};
 use crate::sensors::proc;
 
@@ -133,10 +134,7 @@ pub fn sever(owners: &BTreeMap<ProcessId, String>, spare_ports: &[u16]) -> Vec<D
                 (!peers.is_empty()).then(|| done(Outcome::Done, detail))
             })
             .collect(),
-        Err(error) => {
-            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            vec![done(Outcome::Failed, format!("{error}{source}"))]
-        }
+        Err(error) => vec![done(Outcome::Failed, with_cause(&error))],
     }
 }
 
@@ -167,8 +165,7 @@ fn end(act: Act, process: ProcessId, title: &str, signalled: &mut Vec<OwnedFd>) 
         }
         Err(PidfdError::Gone(_)) => Outcome::Gone,
         Err(error) => {
-            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            detail = format!("{detail}: {error}{source}");
+            detail = format!("{detail}: {}", with_cause(&error));
             Outcome::Failed
         }
     };

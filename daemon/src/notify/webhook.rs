@@ -5,6 +5,7 @@ use reqwest::{Certificate, StatusCode};
 
 use super::Failure;
 use crate::config::WebhookConfig;
+use crate::log::with_cause;
 
 /// One connection, or none yet.
 pub(super) struct Client(Result<reqwest::Client, String>);
@@ -28,11 +29,8 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.trim()));
         }
         // Without the address, which may hold a secret in its path.
-        let response = request.body(body).send().await.map_err(|error| {
-            let error = error.without_url();
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Failure::Later(format!("{error}{cause}"))
-        })?;
+        let response = request.body(body).send().await;
+        let response = response.map_err(|error| Failure::Later(with_cause(&error.without_url())))?;
         match response.status() {
             status if status.is_success() => Ok(()),
             status @ (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS) => {

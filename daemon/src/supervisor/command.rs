@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use lastgasp_protocol::{Cause, CauseKind, Incarnation};
+use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name};
 
 use crate::config::Mode;
 use crate::core::{Command, Evidence, Kind, State, WorkerId};
@@ -27,8 +27,7 @@ impl Supervisor {
     }
 
     fn obey(&mut self, name: &str, command: Command, cause: Cause) -> Result<Commanded, CommandError> {
-        let Some(worker) = self.workers.iter().find(|(_, slot)| slot.config.name.as_str() == name).map(|(id, _)| id)
-        else {
+        let Some(worker) = Name::new(name).ok().and_then(|name| self.workers.named(&name)) else {
             let workers = self.workers.iter().map(|(_, slot)| slot.config.name.to_string()).collect();
             return Err(CommandError::Unknown { worker: name.to_owned(), workers });
         };

@@ -6,7 +6,7 @@ use super::{
     BuildError,
     toolchain::{LINKER, Rustc},
 };
-use crate::tools;
+use crate::{debian, tools};
 
 /// The compiler of Debian's packages.
 pub(super) const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
@@ -28,7 +28,7 @@ pub(super) fn commands() -> String {
     let llvm = major(SYSTEM_RUSTC.into()).unwrap_or(LLVM);
     format!(
         "on Debian:\n{}elsewhere, with rustup and an LLVM of the nightly's major version (`rustc +nightly -vV`):\n{}",
-        lines(&[update(), packages(&PACKAGES), packages(&[&llvm_package(llvm)]), linker(llvm)]),
+        lines(&[debian::update(), debian::install(&PACKAGES), debian::install(&[&llvm_package(llvm)]), linker(llvm)]),
         lines(&[nightly(), linker(nightly_rustc().and_then(major).unwrap_or(LLVM))]),
     )
 }
@@ -36,10 +36,10 @@ pub(super) fn commands() -> String {
 /// Runs the commands for this machine.
 pub(super) fn install() -> Result<(), BuildError> {
     if tools::on_path("apt-get").is_some() {
-        tools::step("1/4 package lists", &mut update())?;
-        tools::step("2/4 compiler with the source of its library", &mut packages(&PACKAGES))?;
+        tools::step("1/4 package lists", &mut debian::update())?;
+        tools::step("2/4 compiler with the source of its library", &mut debian::install(&PACKAGES))?;
         let llvm = major(SYSTEM_RUSTC.into()).unwrap_or(LLVM);
-        tools::step(&format!("3/4 LLVM {llvm}"), &mut packages(&[&llvm_package(llvm)]))?;
+        tools::step(&format!("3/4 LLVM {llvm}"), &mut debian::install(&[&llvm_package(llvm)]))?;
         tools::step("4/4 linker, some minutes", &mut linker(llvm))?;
     } else {
         tools::step("1/2 nightly compiler with the source of its library", &mut nightly())?;
@@ -57,28 +57,6 @@ fn major(rustc: PathBuf) -> Option<u32> {
 fn nightly_rustc() -> Option<PathBuf> {
     let path = tools::output(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"])).ok()?;
     Some(path.trim().into())
-}
-
-fn apt_get() -> Command {
-    if tools::is_root() {
-        Command::new("apt-get")
-    } else {
-        let mut command = Command::new("sudo");
-        command.arg("apt-get");
-        command
-    }
-}
-
-fn update() -> Command {
-    let mut command = apt_get();
-    command.arg("update");
-    command
-}
-
-fn packages(names: &[&str]) -> Command {
-    let mut command = apt_get();
-    command.args(["install", "--yes", "--no-install-recommends"]).args(names);
-    command
 }
 
 fn llvm_package(llvm: u32) -> String {

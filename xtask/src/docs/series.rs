@@ -292,7 +292,7 @@ fn expressions(dashboard: &Value) -> Vec<(&str, &str)> {
 #[test]
 #[ignore = "needs promtool: cargo xtask test fetches it"]
 fn promtool_agrees() {
-    let promtool = std::env::var_os(crate::promtool::ENVIRONMENT).unwrap_or_else(|| "promtool".into());
+    let promtool = std::env::var_os(crate::debian::PROMTOOL.variable).unwrap_or_else(|| "promtool".into());
     let run = |arguments: &[&std::ffi::OsStr]| {
         let output = std::process::Command::new(&promtool).args(arguments).current_dir(tools::workspace()).output();
         let output = output.unwrap_or_else(|error| panic!("{}: {error}", promtool.display()));

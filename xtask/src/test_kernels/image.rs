@@ -1,6 +1,5 @@
 //! A kernel from Debian's packages, and the initramfs that it boots into.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -8,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{KernelsError, Stories, io};
-use crate::tools;
+use crate::{debian, tools};
 
 /// The versions that can be asked for.
 pub(super) const KERNELS: [&str; 2] = ["6.1", "6.12"];
@@ -43,16 +42,7 @@ pub(super) fn kernel(version: &str) -> Result<Kernel, KernelsError> {
     let names = found.lines().filter_map(|line| line.split_whitespace().next());
     let name =
         names.max_by_key(|name| numbers(name)).ok_or_else(|| KernelsError::NoKernel { version: version.into() })?;
-    tools::step("fetch the kernel", Command::new("apt-get").args(["download", name]).current_dir(&folder))?;
-    let packages = fs::read_dir(&folder).map_err(io(folder.display().to_string()))?;
-    let package = packages
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            let file = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            file.ends_with(".deb") && file.starts_with(&format!("{name}_"))
-        })
-        .ok_or_else(|| KernelsError::NoKernel { version: version.into() })?;
-    tools::step("unpack it", Command::new("dpkg-deb").arg("-x").arg(&package).arg(folder.join(name)))?;
+    debian::unpack(name, &folder.join(name))?;
     unpacked(name).ok_or_else(|| KernelsError::NoKernel { version: version.into() })
 }
 
