@@ -71,13 +71,13 @@ impl From<Exit> for ExitCode {
 
 const EXAMPLES: &str = "\
 Examples:
-  lastgasp run --config /etc/lastgasp.toml        watch the workers named there
-  lastgasp status                                 what the daemon of this node knows
-  lastgasp events --follow                        state changes and deaths as they happen
-  lastgasp death vllm-0                           how that worker died last, moment by moment
-  lastgasp drain vllm-0 --deadline 10m            no new work for it; its streams go on for a while
-  lastgasp check-config --config lastgasp.toml    is the configuration right?
-  lastgasp doctor --config /etc/lastgasp.toml     would it work here, and what is missing?
+  lastgasp run --config /etc/lastgasp/lastgasp.toml      watch the workers named there
+  lastgasp status                                        what the daemon of this node knows
+  lastgasp events --follow                               state changes and deaths as they happen
+  lastgasp death vllm-0                                  how that worker died last, moment by moment
+  lastgasp drain vllm-0 --deadline 10m                   no new work for it; its streams go on for a while
+  lastgasp check-config --config lastgasp.toml           is the configuration right?
+  lastgasp doctor --config /etc/lastgasp/lastgasp.toml   would it work here, and what is missing?
 
 Exit codes: 0 as asked, 1 failed or refused, 64 wrong command line, 66 no such worker or death, 69 no
 daemon answers (for run: a live daemon has this node's name), 77 the daemon's socket may not be
@@ -85,7 +85,7 @@ opened, 78 wrong configuration. `doctor` has its own.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  lastgasp run --config /etc/lastgasp.toml
+  lastgasp run --config /etc/lastgasp/lastgasp.toml
   lastgasp run --config lastgasp.toml --mode observe      decide and report, change nothing
   lastgasp run --config lastgasp.toml --no-ebpf           without root: pidfd and health only
   LASTGASP_NATS_URL=nats://nats:4222 lastgasp run --config lastgasp.toml
@@ -106,8 +106,8 @@ Exit codes: 0 right, 78 wrong.";
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
-  lastgasp doctor --config /etc/lastgasp.toml
-  sudo -u lastgasp lastgasp doctor --config /etc/lastgasp.toml     as the user that will run it
+  lastgasp doctor --config /etc/lastgasp/lastgasp.toml
+  sudo -u lastgasp lastgasp doctor --config /etc/lastgasp/lastgasp.toml     as the user that will run it
   lastgasp doctor --json | jq -r '.findings[] | select(.verdict != \"fine\") | .name'
 
 Kernel programs are loaded, attached and let go again; NATS is only read; nothing is changed.
