@@ -27,6 +27,7 @@ pub mod ready;
 pub mod reference;
 pub mod router;
 pub mod skipped;
+pub mod systems;
 pub mod user;
 
 pub use error::HarnessError;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, chromium, containers, debian, nats_server, tools};
+use crate::{build_ebpf, chromium, containers, debian, nats_server, systems, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -18,7 +18,7 @@ Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
   cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
-  cargo xtask test --peers               also beside LiteLLM, from PyPI
+  cargo xtask test --peers               also beside LiteLLM, Dynamo and vLLM, from PyPI (6 GB)
 
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
 skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
@@ -207,10 +207,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
     if arguments.peers {
-        let mut peers = cargo("test");
-        peers.args(["-p", "lastgasp-tests", "--test", "peers", "--", "--ignored"]);
-        peers.env(nats_server::ENVIRONMENT, &nats);
-        steps.push(step("peers", &mut peers, None));
+        steps.push(step("systems that people run", &mut systems::peers()?, needs_root));
     }
 
     let mut kernels = xtask();
