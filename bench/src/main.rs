@@ -4,6 +4,7 @@
 //! [`Report`]. Everything else is here: which benches run, what is written where, what is shown.
 #![forbid(unsafe_code)]
 
+mod death;
 mod machine;
 mod node;
 mod page;
@@ -44,6 +45,9 @@ struct Arguments {
     /// Only so much that every part of a bench runs once; written to target/bench.
     #[arg(long)]
     quick: bool,
+    /// Deaths of each sort; a tenth where each takes seconds.
+    #[arg(long, value_name = "N", default_value_t = DEATHS)]
+    deaths: usize,
     /// Where NAME.json, the pictures and README.md go [default: docs/bench].
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -52,9 +56,14 @@ struct Arguments {
     render: bool,
 }
 
+/// For a 99th percentile that is not the largest of all.
+const DEATHS: usize = 300;
+
 /// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// From a death to safety, beside what else notices deaths.
+    Death,
     /// What the daemon costs the node that it watches.
     Node,
 }
@@ -62,6 +71,7 @@ enum Name {
 impl Name {
     const fn title(self) -> &'static str {
         match self {
+            Self::Death => "From death to safety",
             Self::Node => "Cost on the node",
         }
     }
@@ -72,6 +82,7 @@ impl Name {
 
     async fn run(self, options: &Options) -> Result<Vec<Section>, BenchError> {
         match self {
+            Self::Death => death::run(options).await,
             Self::Node => node::run(options).await,
         }
     }
@@ -82,6 +93,8 @@ impl Name {
 struct Options {
     /// A few of each, to show that the bench runs.
     quick: bool,
+    /// Deaths of each sort.
+    deaths: usize,
 }
 
 /// Why nothing was measured.
@@ -152,7 +165,7 @@ async fn run(arguments: &Arguments) -> Result<(), BenchError> {
     if !arguments.render {
         let all = Name::value_variants();
         let names = if arguments.names.is_empty() { all } else { &arguments.names };
-        let options = Options { quick: arguments.quick };
+        let options = Options { quick: arguments.quick, deaths: arguments.deaths.max(1) };
         for name in names {
             let report = measure(*name, &options).await?;
             println!("{}", page::show(&report));

@@ -33,6 +33,9 @@ pub struct DaemonConfig {
     pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// What it logs.
+    #[serde(skip)]
+    pub log: &'static str,
     /// Further arguments of `lastgasp run`.
     #[serde(skip)]
     arguments: Vec<String>,
@@ -143,6 +146,7 @@ impl DaemonConfig {
             declare: None,
             notify: Vec::new(),
             worker: Vec::new(),
+            log: "info,lastgasp=debug",
             arguments: Vec::new(),
         }
     }
@@ -340,7 +344,7 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        command.args(["--log", config.log]).args(&config.arguments);
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_the_tests_own(name)) {
             command.env_remove(name);
         }
