@@ -263,6 +263,25 @@ impl DaemonConfig {
         self
     }
 
+    /// Adds a process as a worker, whose health somebody else tells there; asked as often as is the default.
+    #[must_use]
+    pub fn with_process(mut self, name: &str, pid: u32, grpc: &str) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Pid(pid),
+            writer: "daemon",
+            endpoint: grpc.to_owned(),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            sever: toml::Table::new(),
+            health: HealthConfig { grpc: grpc.to_owned(), check_interval_ms: 1000, hang_window_ms: None },
+        });
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(mut self, engine: &Engine) -> Self {
