@@ -28,6 +28,8 @@ Examples:
   cargo xtask bench node                 one of them
   cargo xtask bench --quick              a little of each, in minutes: do they run here?
   cargo xtask bench --json result.json   and all distributions in one file
+  cargo xtask bench death --only quiet,busy --beside former/lastgasp --out target/bench
+                                         what has a change of the daemon changed?
 
 Close what else runs on the machine first: what it does is measured too. Needs root.
 Exit status: 0 measured, 1 not, 2 for a wrong command line.";
@@ -48,6 +50,12 @@ struct Arguments {
     /// Deaths of each sort; a tenth where each takes seconds.
     #[arg(long, value_name = "N", default_value_t = DEATHS)]
     deaths: usize,
+    /// Only these situations of `death`.
+    #[arg(long, value_name = "SITUATION", value_delimiter = ',', value_parser = death::SITUATIONS)]
+    only: Vec<String>,
+    /// Another version of `lastgasp`, whose deaths are measured in turns with those of this one.
+    #[arg(long, value_name = "PROGRAM")]
+    beside: Option<PathBuf>,
     /// Where NAME.json, the pictures and README.md go [default: docs/bench].
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -89,12 +97,16 @@ impl Name {
 }
 
 /// How much is measured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Options {
     /// A few of each, to show that the bench runs.
     quick: bool,
     /// Deaths of each sort.
     deaths: usize,
+    /// Situations of the deaths; all if there are none.
+    only: Vec<String>,
+    /// Another daemon.
+    beside: Option<PathBuf>,
 }
 
 /// Why nothing was measured.
@@ -165,7 +177,12 @@ async fn run(arguments: &Arguments) -> Result<(), BenchError> {
     if !arguments.render {
         let all = Name::value_variants();
         let names = if arguments.names.is_empty() { all } else { &arguments.names };
-        let options = Options { quick: arguments.quick, deaths: arguments.deaths.max(1) };
+        let options = Options {
+            quick: arguments.quick,
+            deaths: arguments.deaths.max(1),
+            only: arguments.only.clone(),
+            beside: arguments.beside.clone(),
+        };
         for name in names {
             let report = measure(*name, &options).await?;
             println!("{}", page::show(&report));
@@ -187,7 +204,7 @@ async fn measure(name: Name, options: &Options) -> Result<Report, BenchError> {
         schema: SCHEMA,
         bench: name.name(),
         title: name.title().to_owned(),
-        command: format!("cargo xtask bench {}{}", name.name(), if options.quick { " --quick" } else { "" }),
+        command: command(name, options),
         revision: machine::revision(),
         at: at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         took_s: begin.elapsed().as_secs(),
@@ -196,6 +213,20 @@ async fn measure(name: Name, options: &Options) -> Result<Report, BenchError> {
         load: [before, Load::now()],
         sections,
     })
+}
+
+/// What does it again.
+fn command(name: Name, options: &Options) -> String {
+    let mut command = format!("cargo xtask bench {}", name.name());
+    if options.quick {
+        command += " --quick";
+    } else if name == Name::Death && options.deaths != DEATHS {
+        command += &format!(" --deaths {}", options.deaths);
+    }
+    if name == Name::Death && !options.only.is_empty() {
+        command += &format!(" --only {}", options.only.join(","));
+    }
+    command
 }
 
 /// Everything that follows from the JSON files of a folder.

@@ -18,6 +18,8 @@ use nix::sys::signal::Signal;
 use crate::report::Section;
 use crate::{BenchError, Options};
 
+/// The names of all situations.
+pub(crate) const SITUATIONS: [&str; 5] = ["quiet", "busy", "core", "large", "dump"];
 /// Time to live of the lease, as Dynamo's of etcd.
 const LEASE: Duration = Duration::from_secs(10);
 /// Deaths in a situation in which each takes seconds, to one in the others.
@@ -28,6 +30,8 @@ const HEAVY: usize = 10;
 enum Watcher {
     /// A daemon as it comes.
     Ebpf,
+    /// Another version's daemon, as it comes.
+    Former,
     /// A daemon with `priority = "realtime"`.
     Realtime,
     /// A daemon without eBPF.
@@ -44,6 +48,7 @@ impl Watcher {
     const fn name(self) -> &'static str {
         match self {
             Self::Ebpf => "lastgasp, eBPF",
+            Self::Former => "lastgasp, eBPF, the other",
             Self::Realtime => "lastgasp, eBPF, realtime",
             Self::Pidfd => "lastgasp, pidfd only",
             Self::Watch => "gRPC health Watch",
@@ -56,6 +61,7 @@ impl Watcher {
     const fn node(self) -> &'static str {
         match self {
             Self::Ebpf => "ebpf",
+            Self::Former => "former",
             Self::Realtime => "realtime",
             Self::Pidfd => "pidfd",
             Self::Watch => "watch",
@@ -65,7 +71,7 @@ impl Watcher {
     }
 
     const fn is_lastgasp(self) -> bool {
-        matches!(self, Self::Ebpf | Self::Realtime | Self::Pidfd)
+        matches!(self, Self::Ebpf | Self::Former | Self::Realtime | Self::Pidfd)
     }
 }
 
@@ -79,7 +85,7 @@ enum Kill {
 }
 
 /// A column of the issue: one way to die, on one kind of machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Situation {
     name: &'static str,
     /// Part of a file's name.
@@ -90,7 +96,7 @@ struct Situation {
     /// MiB that the engine core has touched.
     resident: usize,
     /// The first of each group has the stream.
-    groups: &'static [&'static [Watcher]],
+    groups: Vec<&'static [Watcher]>,
     /// Time to live of the lease.
     lease: Duration,
     /// Of each group.
@@ -100,11 +106,14 @@ struct Situation {
 }
 
 fn situations(options: &Options) -> Vec<Situation> {
-    use Watcher::{Ebpf, Lease, Pidfd, Poll, Realtime, Watch};
-    const APART: &[&[Watcher]] = &[&[Ebpf, Poll, Lease], &[Pidfd], &[Watch]];
-    const BUSY: &[&[Watcher]] = &[&[Ebpf, Poll, Lease], &[Realtime], &[Pidfd], &[Watch]];
+    use Watcher::{Ebpf, Former, Lease, Pidfd, Poll, Realtime, Watch};
+    let mut apart: Vec<&[Watcher]> = vec![&[Ebpf, Poll, Lease], &[Realtime], &[Pidfd], &[Watch]];
     // Here the fastest is done long before the next one begins.
-    const TOGETHER: &[&[Watcher]] = &[&[Ebpf, Pidfd, Watch, Poll, Lease]];
+    let mut together: Vec<&[Watcher]> = vec![&[Ebpf, Pidfd, Watch, Poll, Lease]];
+    if options.beside.is_some() {
+        apart.insert(1, &[Former]);
+        together.push(&[Former]);
+    }
     let (deaths, gib, lease) =
         if options.quick { (2, 32, Duration::from_secs(1)) } else { (options.deaths, 1024, LEASE) };
     let light = Situation {
@@ -114,21 +123,22 @@ fn situations(options: &Options) -> Vec<Situation> {
         busy: false,
         resident: 0,
         lease,
-        groups: APART,
+        groups: apart,
         deaths,
         at_once: deaths.min(8),
     };
-    let heavy = Situation { groups: TOGETHER, deaths: deaths.div_ceil(HEAVY), at_once: 2, ..light };
-    vec![
-        Situation { name: "whole worker, all cores busy", slug: "busy", busy: true, groups: BUSY, ..light },
+    let heavy = Situation {
+        kill: Kill::Core(Signal::SIGKILL),
+        groups: together,
+        deaths: deaths.div_ceil(HEAVY),
+        at_once: 2,
+        ..light.clone()
+    };
+    let all = vec![
+        light.clone(),
+        Situation { name: "whole worker, all cores busy", slug: "busy", busy: true, ..light.clone() },
         Situation { name: "EngineCore only", slug: "core", kill: Kill::Core(Signal::SIGKILL), ..light },
-        Situation {
-            name: "EngineCore with 6 GiB resident",
-            slug: "large",
-            kill: Kill::Core(Signal::SIGKILL),
-            resident: 6 * gib,
-            ..heavy
-        },
+        Situation { name: "EngineCore with 6 GiB resident", slug: "large", resident: 6 * gib, ..heavy.clone() },
         Situation {
             name: "EngineCore, SIGSEGV, 1 GiB core dump",
             slug: "dump",
@@ -136,21 +146,19 @@ fn situations(options: &Options) -> Vec<Situation> {
             resident: gib,
             ..heavy
         },
-        light,
-    ]
+    ];
+    let wanted = |slug| options.only.is_empty() || options.only.iter().any(|only| only == slug);
+    all.into_iter().filter(|situation| wanted(situation.slug)).collect()
 }
 
 pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
     let mut found = Vec::new();
-    let mut situations = situations(options);
-    situations.rotate_right(1);
-    for situation in situations {
-        let deaths = stage::deaths(&situation).await?;
+    for situation in situations(options) {
+        let deaths = stage::deaths(&situation, options.beside.as_deref()).await?;
         found.push((situation, deaths));
     }
     Ok(tables::sections(&found))
 }
-
 /// One death as one watcher saw it: microseconds from just before `kill()`.
 #[derive(Debug, Clone)]
 struct Death {

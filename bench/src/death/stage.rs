@@ -15,6 +15,7 @@ use lastgasp_tests::process::GIVE_UP;
 use lastgasp_tests::router::Router;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::json;
+use tokio::process::Command;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt as _;
 
@@ -104,10 +105,10 @@ struct Stage<'a> {
 }
 
 /// All deaths of a situation.
-pub(super) async fn deaths(situation: &Situation) -> Result<Vec<Death>, BenchError> {
+pub(super) async fn deaths(situation: &Situation, beside: Option<&Path>) -> Result<Vec<Death>, BenchError> {
     let groups = situation.groups.len();
     let mut progress = Progress::begin(situation.name, situation.deaths * groups);
-    let mut stage = Stage::set(situation).await?;
+    let mut stage = Stage::set(situation, beside).await?;
     let mut dying = Vec::new();
     let mut left = situation.deaths;
     while left > 0 {
@@ -139,7 +140,7 @@ pub(super) async fn deaths(situation: &Situation) -> Result<Vec<Death>, BenchErr
 }
 
 impl<'a> Stage<'a> {
-    async fn set(situation: &'a Situation) -> Result<Self, BenchError> {
+    async fn set(situation: &'a Situation, beside: Option<&Path>) -> Result<Self, BenchError> {
         let folder = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
         let path = folder.path();
         let nats = Nats::start(path).await?;
@@ -159,7 +160,7 @@ impl<'a> Stage<'a> {
         }
         let places = built;
         let mut daemons = Vec::new();
-        for watcher in [Watcher::Ebpf, Watcher::Realtime, Watcher::Pidfd] {
+        for watcher in [Watcher::Ebpf, Watcher::Former, Watcher::Realtime, Watcher::Pidfd] {
             let watched: Vec<&Place> = places.iter().filter(|place| place.has(watcher)).collect();
             if watched.is_empty() {
                 continue;
@@ -175,7 +176,10 @@ impl<'a> Stage<'a> {
                     worker.models = vec![place.listed_model(watcher)];
                 }
             }
-            daemons.push(Daemon::start(&config, path).await?);
+            daemons.push(match beside.filter(|_| watcher == Watcher::Former) {
+                Some(program) => Daemon::start_by(Command::new(program), &config, path).await?,
+                None => Daemon::start(&config, path).await?,
+            });
         }
         for place in &places {
             let model = Place::model(&place.name);
@@ -225,7 +229,7 @@ impl<'a> Stage<'a> {
                 let (model, endpoint) = (place.listed_model(watcher), place.engine.endpoint());
                 let list = self.records.list(watcher.node(), &place.name, self.life, &model, &endpoint);
                 let task = match watcher {
-                    Watcher::Ebpf | Watcher::Realtime | Watcher::Pidfd => {
+                    Watcher::Ebpf | Watcher::Former | Watcher::Realtime | Watcher::Pidfd => {
                         self.records.listed(&format!("{}.{}", watcher.node(), place.name)).await?;
                         continue;
                     }

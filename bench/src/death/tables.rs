@@ -6,8 +6,8 @@ use super::{Death, Hops, LEASE, Situation, Watcher};
 use crate::report::{Plot, Row, Section};
 
 /// Everybody, in the order of the tables.
-const WATCHERS: [Watcher; 6] =
-    [Watcher::Ebpf, Watcher::Realtime, Watcher::Pidfd, Watcher::Watch, Watcher::Poll, Watcher::Lease];
+const WATCHERS: [Watcher; 7] =
+    [Watcher::Ebpf, Watcher::Former, Watcher::Realtime, Watcher::Pidfd, Watcher::Watch, Watcher::Poll, Watcher::Lease];
 
 /// One hop, and where it is noted.
 type Hop = (&'static str, fn(&Hops) -> Option<f64>);
@@ -77,9 +77,9 @@ fn safety(found: &[(Situation, Vec<Death>)]) -> Section {
 fn hops(found: &[(Situation, Vec<Death>)]) -> Section {
     let mut rows = Vec::new();
     for (situation, deaths) in found {
-        for watcher in [Watcher::Ebpf, Watcher::Realtime, Watcher::Pidfd, Watcher::Watch] {
+        for watcher in &WATCHERS[..5] {
             for (name, hop) in HOPS {
-                rows.extend(row([situation.name, watcher.name(), name], deaths, watcher, hop));
+                rows.extend(row([situation.name, watcher.name(), name], deaths, *watcher, hop));
             }
         }
     }
