@@ -10,6 +10,7 @@ mod page;
 mod plot;
 mod progress;
 mod report;
+mod router;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -57,12 +58,15 @@ struct Arguments {
 enum Name {
     /// What the daemon costs the node that it watches.
     Node,
+    /// What the router adds and costs, and how soon it moves streams, beside another router.
+    Router,
 }
 
 impl Name {
     const fn title(self) -> &'static str {
         match self {
             Self::Node => "Cost on the node",
+            Self::Router => "The router",
         }
     }
 
@@ -73,6 +77,7 @@ impl Name {
     async fn run(self, options: &Options) -> Result<Vec<Section>, BenchError> {
         match self {
             Self::Node => node::run(options).await,
+            Self::Router => router::run(options).await,
         }
     }
 }
