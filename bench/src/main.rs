@@ -11,6 +11,7 @@ mod page;
 mod plot;
 mod progress;
 mod report;
+mod router;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,6 +75,8 @@ enum Name {
     Death,
     /// What the daemon costs the node that it watches.
     Node,
+    /// What the router adds and costs, and how soon it moves streams, beside another router.
+    Router,
 }
 
 impl Name {
@@ -81,6 +84,7 @@ impl Name {
         match self {
             Self::Death => "From death to safety",
             Self::Node => "Cost on the node",
+            Self::Router => "The router",
         }
     }
 
@@ -92,6 +96,7 @@ impl Name {
         match self {
             Self::Death => death::run(options).await,
             Self::Node => node::run(options).await,
+            Self::Router => router::run(options).await,
         }
     }
 }
