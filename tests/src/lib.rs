@@ -18,6 +18,7 @@ pub mod discovery;
 pub mod distribution;
 pub mod engine;
 mod error;
+pub mod etcd;
 pub mod kernel_objects;
 pub mod matrix;
 pub mod model;

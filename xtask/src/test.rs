@@ -20,6 +20,7 @@ Examples:
   cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
   cargo xtask test --peers               also beside LiteLLM, Dynamo and vLLM, from PyPI (6 GB)
 
+With LASTGASP_INFERA_SRC=FOLDER also beside Infera, from a checkout of it there (20 minutes).
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
 skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
@@ -208,9 +209,15 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     steps.push(step("alert rules, by promtool", &mut rules, no_promtool));
     steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
-    if arguments.peers {
-        steps.push(step("systems that people run", &mut systems::peers()?, needs_root));
-    }
+    // Infera's own parts need a checkout, which cannot be installed; where there is none, their tests say so.
+    let (name, absent) = if arguments.peers {
+        ("systems that people run", needs_root)
+    } else {
+        ("Infera itself, from a checkout", no_etcd)
+    };
+    let mut peers = if absent.is_none() { systems::peers()? } else { cargo("test") };
+    peers.args((!arguments.peers).then_some("infera::")).env(SKIPPED, skipped_here());
+    steps.push(step(name, &mut peers, absent));
 
     let mut kernels = xtask();
     kernels.arg("test-kernels");
