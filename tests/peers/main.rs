@@ -1,4 +1,5 @@
 //! Large third-party systems beside lastgasp: `cargo xtask test --peers`.
 #![forbid(unsafe_code)]
 
+mod dynamo;
 mod litellm;

@@ -116,10 +116,14 @@ enum Find {
 }
 
 /// How a worker is asked how it is.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct HealthConfig {
     #[serde(skip_serializing_if = "String::is_empty")]
     grpc: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    http: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check_timeout_ms: Option<u64>,
     check_interval_ms: u64,
     /// How long it does not answer before it is hung, ms, where not as is usual.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,8 +258,26 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
+            health: HealthConfig { check_interval_ms: 500, ..HealthConfig::default() },
         });
+        self
+    }
+
+    /// Adds a worker by its pid that says by HTTP, at `/live` of this port, how it is, and is hung once it
+    /// has not answered for so long.
+    #[must_use]
+    pub fn with_http(mut self, name: &str, pid: u32, port: u16, hang_window_ms: u64) -> Self {
+        self = self.with_listener(name, name, port);
+        if let Some(worker) = self.worker.last_mut() {
+            worker.find = Find::Pid(pid);
+            worker.health = HealthConfig {
+                http: format!("http://127.0.0.1:{port}/live"),
+                check_interval_ms: hang_window_ms / 5,
+                check_timeout_ms: Some(hang_window_ms / 5),
+                hang_window_ms: Some(hang_window_ms),
+                ..HealthConfig::default()
+            };
+        }
         self
     }
 
@@ -274,7 +296,7 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
+            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, ..HealthConfig::default() },
         });
         self
     }

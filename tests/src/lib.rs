@@ -17,6 +17,7 @@ pub mod daemon;
 pub mod discovery;
 pub mod engine;
 mod error;
+pub mod etcd;
 pub mod kernel_objects;
 pub mod matrix;
 pub mod model;
