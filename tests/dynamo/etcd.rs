@@ -23,7 +23,7 @@ impl Scene {
         let etcd = Etcd::start(folder.path()).await.unwrap();
         let sink = Sink::of(DynamoBackend::Etcd { url: etcd.url() });
         // As large as they may be: JSON's numbers are no 64-bit integers everywhere.
-        let (alpha, beta) = (Instance::start(u64::MAX - 1), Instance::start(0x2b3a_228b_5059_d13));
+        let (alpha, beta) = (Instance::start(u64::MAX - 1), Instance::start(0x02b3_a228_b505_9d13));
         let leases = [register(&etcd, &alpha).await, register(&etcd, &beta).await];
         sink.watch("alpha", &alpha).await;
         sink.watch("beta", &beta).await;

@@ -276,6 +276,12 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
+/// Below those that the kernel gives away: Dynamo reads `DYN_SYSTEM_PORT` as 16 bits with a sign.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    loop {
+        let port = fastrand::u16(20_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Where Dynamo keeps its records: etcd, or a folder that its processes share.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -103,12 +103,12 @@ impl Store {
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut said = None;
-        let mut names = BTreeSet::new();
+        let mut known = BTreeMap::new();
         while !seen.is_closed() {
             tick.tick().await;
             let followed = match &self {
                 Self::Etcd(gateway) => follow_etcd(gateway, &seen).await.map_err(StoreError::from),
-                Self::Folder(root) => look_into(root, &mut names, &seen).await,
+                Self::Folder(root) => look_into(root, &mut known, &seen).await,
             };
             let failed = followed.err().map(|error| with_cause(&error));
             if let Some(error) = failed.as_ref().filter(|_| failed != said) {
@@ -124,7 +124,7 @@ impl Store {
             Self::Etcd(gateway) => Ok(gateway.list(PREFIX).await?.kvs.iter().filter_map(record).collect()),
             Self::Folder(root) => {
                 let root = root.clone();
-                blocking(move || Ok(files(&root)?.iter().filter_map(|key| read(&root, key)).collect())).await
+                blocking(move || Ok(files(&root)?.keys().filter_map(|key| read(&root, key)).collect())).await
             }
         }
     }
@@ -254,34 +254,41 @@ fn failed(root: &Path, key: &str) -> impl FnOnce(io::Error) -> StoreError {
     move |source| StoreError::File { path, source }
 }
 
+/// The path of each file below the root, as `v1/instances/dynamo%2Fbackend%2Fgenerate%2F1f63`, and its
+/// inode number.
+type Files = BTreeMap<String, u64>;
+
 /// Tells of everything if there is another file, or one less: Dynamo writes none twice.
-async fn look_into(root: &Path, names: &mut BTreeSet<String>, seen: &mpsc::Sender<Seen>) -> Result<(), StoreError> {
-    let (root, known) = (root.to_owned(), names.clone());
+async fn look_into(root: &Path, last: &mut Files, seen: &mpsc::Sender<Seen>) -> Result<(), StoreError> {
+    let (root, known) = (root.to_owned(), last.clone());
     let look = move || {
         let now = files(&root)?;
-        let records = (now != known).then(|| now.iter().filter_map(|key| read(&root, key)).collect::<Vec<Record>>());
+        let records = (now != known).then(|| now.keys().filter_map(|key| read(&root, key)).collect::<Vec<Record>>());
         Ok((now, records))
     };
     let (now, records) = blocking(look).await?;
-    *names = now;
+    *last = now;
     if let Some(records) = records {
         let _ = seen.send(Seen::All(records)).await;
     }
     Ok(())
 }
 
-/// The path of each file below the root, as `v1/instances/dynamo%2Fbackend%2Fgenerate%2F1f63`. Folders
-/// that are not there are empty: the first worker makes them.
-fn files(root: &Path) -> Result<BTreeSet<String>, StoreError> {
-    let mut found = BTreeSet::new();
+/// Folders that are not there are empty: the first worker makes them.
+fn files(root: &Path) -> Result<Files, StoreError> {
+    let mut found = Files::new();
     for bucket in BUCKETS {
         let entries = match fs::read_dir(root.join(bucket)) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(failed(root, bucket)(source)),
         };
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        found.extend(names.filter(|name| !name.starts_with(TEMPORARY)).map(|name| format!("{bucket}/{name}")));
+        let names = entries.filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((entry.file_name().into_string().ok()?, entry.ino()))
+        });
+        let whole = names.filter(|(name, _)| !name.starts_with(TEMPORARY));
+        found.extend(whole.map(|(name, inode)| (format!("{bucket}/{name}"), inode)));
     }
     Ok(found)
 }

@@ -280,6 +280,10 @@ impl Watcher {
                         Done::Absent if change == Change::Withdraw && owed.is_some() => {
                             records.into_iter().for_each(|record| worker.keep(record));
                         }
+                        // Before it is heard of: the next loss may come first.
+                        Done::Restored => {
+                            self.records.extend(records.into_iter().map(|record| (record.key.clone(), record)));
+                        }
                         Done::Changed if change == Change::Withdraw => worker.owed = Some((change, records, since)),
                         _ => {}
                     }
