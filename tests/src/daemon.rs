@@ -125,6 +125,8 @@ pub struct HealthConfig {
     grpc: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     http: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check_timeout_ms: Option<u64>,
     check_interval_ms: u64,
     /// How long it does not answer before it is hung, ms, where not as is usual.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -133,7 +135,13 @@ pub struct HealthConfig {
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        Self { grpc: String::new(), http: String::new(), check_interval_ms: 500, hang_window_ms: None }
+        Self {
+            grpc: String::new(),
+            http: String::new(),
+            check_timeout_ms: None,
+            check_interval_ms: 500,
+            hang_window_ms: None,
+        }
     }
 }
 
@@ -297,8 +305,26 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: grpc.to_owned(), check_interval_ms: 1000, hang_window_ms: None },
+            health: HealthConfig { check_interval_ms: 1000, ..HealthConfig::grpc(grpc.to_owned()) },
         });
+        self
+    }
+
+    /// Adds a worker by its pid that says by HTTP, at `/live` of this port, how it is, and is hung once it
+    /// has not answered for so long.
+    #[must_use]
+    pub fn with_http(mut self, name: &str, pid: u32, port: u16, hang_window_ms: u64) -> Self {
+        self = self.with_listener(name, name, port);
+        if let Some(worker) = self.worker.last_mut() {
+            worker.find = Find::Pid(pid);
+            worker.health = HealthConfig {
+                http: format!("http://127.0.0.1:{port}/live"),
+                check_interval_ms: hang_window_ms / 5,
+                check_timeout_ms: Some(hang_window_ms / 5),
+                hang_window_ms: Some(hang_window_ms),
+                ..HealthConfig::default()
+            };
+        }
         self
     }
 

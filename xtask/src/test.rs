@@ -167,17 +167,18 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut infera = cargo("test");
     infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
     infera.env(nats_server::ENVIRONMENT, &nats);
-    let no_etcd = filtered.or(needs_root).or_else(|| match debian::ETCD.ensure() {
-        Ok(path) => {
-            infera.env(debian::ETCD.variable, path);
-            None
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            Some("no etcd: apt-get install etcd-server")
-        }
-    });
+    let etcd = filtered.or(needs_root).is_none().then(|| debian::ETCD.ensure());
+    if let Some(Err(error)) = &etcd {
+        eprintln!("{error}");
+    }
+    let etcd = etcd.and_then(Result::ok);
+    let no_etcd = filtered.or(needs_root).or_else(|| etcd.is_none().then_some("no etcd: apt-get install etcd-server"));
+    infera.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
     steps.push(step("Infera's router and discovery", &mut infera, no_etcd));
+    let mut dynamo = cargo("test");
+    dynamo.args(["-p", "lastgasp-tests", "--test", "dynamo", "--", "--include-ignored"]);
+    dynamo.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
+    steps.push(step("Dynamo's discovery", &mut dynamo, no_etcd));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");
