@@ -4,3 +4,4 @@
 mod dynamo;
 mod infera;
 mod litellm;
+mod vllm;

@@ -28,6 +28,7 @@ pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;
+pub mod shape;
 pub mod skipped;
 pub mod systems;
 pub mod user;

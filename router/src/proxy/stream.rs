@@ -28,8 +28,9 @@ const QUEUE: usize = 16;
 const HIGH_WATER: usize = 256 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room.
-const CONTEXT_FULL: &str = "maximum context length";
+/// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room. The second is vLLM's
+/// Python frontend where the prompt fills the context to the last token.
+const CONTEXT_FULL: [&str; 2] = ["maximum context length", "max_tokens must be at least 1, got 0"];
 
 /// Serves a streaming request.
 pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
@@ -156,7 +157,8 @@ impl Session {
                     info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
                     // With a budget it may be that which does not fit.
                     let open = outgoing.body.get("max_tokens").or(outgoing.body.get("max_completion_tokens")).is_none();
-                    let full = open && status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
+                    let said = CONTEXT_FULL.iter().any(|said| text.contains(said));
+                    let full = open && status == StatusCode::BAD_REQUEST && said;
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((_, Declined::Status(response))) => {
