@@ -4,6 +4,7 @@
 //! [`Report`]. Everything else is here: which benches run, what is written where, what is shown.
 #![forbid(unsafe_code)]
 
+mod cpu;
 mod machine;
 mod node;
 mod page;
@@ -11,6 +12,7 @@ mod plot;
 mod progress;
 mod report;
 mod router;
+mod scale;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -60,6 +62,8 @@ enum Name {
     Node,
     /// What the router adds and costs, and how soon it moves streams, beside another router.
     Router,
+    /// A thousand nodes and twenty routers, without engines and clients, on three nats-servers.
+    Scale,
 }
 
 impl Name {
@@ -67,6 +71,7 @@ impl Name {
         match self {
             Self::Node => "Cost on the node",
             Self::Router => "The router",
+            Self::Scale => "Scale",
         }
     }
 
@@ -78,6 +83,7 @@ impl Name {
         match self {
             Self::Node => node::run(options).await,
             Self::Router => router::run(options).await,
+            Self::Scale => scale::run(options).await,
         }
     }
 }

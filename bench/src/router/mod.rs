@@ -30,6 +30,8 @@ struct Stage {
     /// With `--migration-limit 0`, which passes on and keeps no account, as the other one does.
     unmoving: Router,
     peer: Router,
+    /// As it was before a change.
+    former: Option<Router>,
     engines: [Engine; 2],
     nats: Nats,
     folder: TempDir,
@@ -45,19 +47,26 @@ impl Stage {
         register.list("b", &engines[1]).await?;
         let ours = Router::ours("moving", &nats, 3, folder.path()).await?;
         let unmoving = Router::ours("unmoving", &nats, 0, folder.path()).await?;
-        for router in [&ours, &unmoving] {
+        let former = match parts::former() {
+            Some(program) => Some(Router::of(&program, "former", &nats, 3, folder.path()).await?),
+            None => None,
+        };
+        for router in [&ours, &unmoving].into_iter().chain(&former) {
             router.offers(&["a", "b"]).await?;
         }
         let peer = Router::peer(python, &[&engines[0], &engines[1]], folder.path()).await?;
-        Ok(Self { ours, unmoving, peer, engines, nats, folder })
+        Ok(Self { ours, unmoving, peer, former, engines, nats, folder })
     }
 
     /// By the names that the tables have.
-    fn routers(&self) -> [(&'static str, &Router); 3] {
-        [("lastgasp-router", &self.ours), (UNMOVING, &self.unmoving), (PEER, &self.peer)]
+    fn routers(&self) -> Vec<(&'static str, &Router)> {
+        let known = [(OURS, &self.ours), (UNMOVING, &self.unmoving), (PEER, &self.peer)];
+        known.into_iter().chain(self.former.as_ref().map(|former| (FORMER, former))).collect()
     }
 }
 
+const OURS: &str = "lastgasp-router";
+const FORMER: &str = "lastgasp-router, before";
 const UNMOVING: &str = "lastgasp-router, moving off";
 const PEER: &str = "sglang-router";
 const DIRECT: &str = "none";
