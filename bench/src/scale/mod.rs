@@ -29,12 +29,16 @@ use traffic::{Monitors, Sum};
 const SERVERS: usize = 3;
 /// Daemons that start at the same time.
 const TOGETHER: usize = 25;
+/// How long all of them may take to start: where they take longer, the curve has bent.
+const PATIENCE: Duration = Duration::from_secs(75);
 /// A rack, of nodes.
 const RACK: usize = 40;
 
 /// How much is done.
 struct Plan {
     nodes: Vec<usize>,
+    /// How many there were in the end.
+    reached: usize,
     routers: usize,
     deaths: usize,
     /// Deaths that only the records tell of.
@@ -52,6 +56,7 @@ impl Plan {
             let windows = (1, Duration::from_secs(2));
             return Self {
                 nodes: vec![2, 6],
+                reached: 0,
                 routers: 2,
                 deaths: 6,
                 untold: 2,
@@ -63,6 +68,7 @@ impl Plan {
         }
         Self {
             nodes: vec![10, 100, 300, 1000],
+            reached: 0,
             routers: 20,
             deaths: 300,
             untold: 60,
@@ -78,12 +84,16 @@ impl Plan {
 type Found = BTreeMap<(usize, &'static str), Vec<f64>>;
 
 pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
-    let plan = Plan::new(options);
+    let mut plan = Plan::new(options);
     let mut world = World::begin(plan.routers).await?;
     let mut found = Found::new();
-    for nodes in plan.nodes.clone() {
+    let mut held = Vec::new();
+    for nodes in std::mem::take(&mut plan.nodes) {
         eprintln!("  {nodes} nodes");
-        world.grow(nodes, &mut found).await?;
+        if !world.grow(nodes, &mut found).await? {
+            break;
+        }
+        held.push(nodes);
         world.traffic(&plan, &mut found).await?;
         world.deaths(plan.deaths, true, &mut found).await?;
         world.deaths(plan.untold, false, &mut found).await?;
@@ -92,7 +102,12 @@ pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
             found.entry((nodes, CHOICE)).or_default().extend(choice(world.routers[0].workers()));
         }
     }
-    world.rack(plan.rack, &mut found).await?;
+    plan.nodes = held;
+    plan.reached = world.nodes.len();
+    // Of what did not get as far as it should, no rack is taken away too.
+    if plan.nodes.last() == Some(&plan.reached) {
+        world.rack(plan.rack, &mut found).await?;
+    }
     Ok(sections(&plan, &found))
 }
 
@@ -153,12 +168,15 @@ impl World {
         self.nodes.len() * WORKERS
     }
 
-    /// More daemons start, until there are so many.
-    async fn grow(&mut self, to: usize, found: &mut Found) -> Result<(), BenchError> {
+    /// More daemons start, until there are so many; says whether they could in the time that they have.
+    async fn grow(&mut self, to: usize, found: &mut Found) -> Result<bool, BenchError> {
         let (begin, from, url) = (Instant::now(), self.nodes.len(), self.cluster.url());
         let mut progress = Progress::begin("nodes that join", to - from);
         let indices: Vec<u32> = (from..to).filter_map(|index| u32::try_from(index).ok()).collect();
         for together in indices.chunks(TOGETHER) {
+            if begin.elapsed() > PATIENCE {
+                return Ok(false);
+            }
             let starts = together.iter().map(|index| Node::start(*index, &url, SERVERS, self.outcomes.clone()));
             for node in try_join_all(starts).await? {
                 self.nodes.push(node);
@@ -166,7 +184,7 @@ impl World {
             }
             for node in &self.nodes[self.nodes.len() - together.len()..] {
                 for worker in &node.workers {
-                    self.ledgers.is(worker.id, true).await;
+                    self.ledgers.is(worker.id, true).await?;
                 }
             }
         }
@@ -174,7 +192,7 @@ impl World {
         let count = self.workers();
         try_join_all(self.routers.iter_mut().map(|router| router.knows(count))).await?;
         found.entry((to, JOINED)).or_default().push(micros(begin));
-        Ok(())
+        Ok(true)
     }
 
     /// What is said while nothing happens.
@@ -218,7 +236,7 @@ impl World {
             let certificate = self.certificate();
             let this = &self.nodes[node];
             let id = this.workers[worker].id;
-            self.ledgers.is(id, true).await;
+            self.ledgers.is(id, true).await?;
             let key = Key { node: this.name.clone(), worker: this.workers[worker].name.clone() };
             let life = this.life(worker);
             let listings = self.routers.iter().map(|router| router.listing(&key, &life));
@@ -237,7 +255,7 @@ impl World {
                 }
             }
             found.entry((nodes, if told { SLOWEST } else { UNTOLD })).or_default().push(slowest);
-            let gone = self.ledgers.is(id, false).await;
+            let gone = self.ledgers.is(id, false).await?;
             if told {
                 found.entry((nodes, GONE)).or_default().push(gone.duration_since(begin).as_secs_f64() * 1e6);
             }
@@ -252,7 +270,7 @@ impl World {
         let (nodes, count) = (self.nodes.len(), self.workers());
         // The last deaths' workers are back.
         for worker in self.nodes.iter().flat_map(|node| &node.workers) {
-            self.ledgers.is(worker.id, true).await;
+            self.ledgers.is(worker.id, true).await?;
         }
         let mut progress = Progress::begin("restarts of every router", times);
         for _ in 0..times {
@@ -303,7 +321,7 @@ impl World {
         }
         found.entry((nodes, RACK_ALL)).or_default().push(all);
         for worker in self.nodes[..size].iter().flat_map(|node| &node.workers) {
-            self.ledgers.is(worker.id, false).await;
+            self.ledgers.is(worker.id, false).await?;
         }
 
         // A router believes no lapse for two TTLs after it has connected.
@@ -397,9 +415,11 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
             about: format!(
                 "Daemons with {WORKERS} workers each and {routers} routers, by their own code but for engines and clients, all \
                  in one process; {SERVERS} nats-servers with {SERVERS} copies of each bucket, all on this machine. What the \
-                 servers count on their connections (`/connz`, `/routez`), by second, in {} windows of {} s.",
+                 servers count on their connections (`/connz`, `/routez`), by second, in {} windows of {} s. {} nodes were \
+                 started; where it was to be more, the machine was too small for it.",
                 plan.windows.0,
-                plan.windows.1.as_secs_f64()
+                plan.windows.1.as_secs_f64(),
+                plan.reached
             ),
             labels: labels(),
             compared_with: None,

@@ -8,18 +8,19 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use lastgasp::config::NatsConfig;
 use lastgasp::core::WorkerId;
-use lastgasp::effects::discovery::{Desired, Ledger, Outcome, Present, Registrar};
+use lastgasp::effects::discovery::{Desired, LOOK, Ledger, Outcome, Present, Registrar};
 use lastgasp::effects::lease::{self, LeaseEvent};
 use lastgasp::effects::nats::{self, Buckets};
 use lastgasp::effects::signals::{self, Signals};
 use lastgasp::effects::standing::Standing;
 use lastgasp::metrics::Metrics;
-use lastgasp_protocol::kv::{Bucket, Change};
+use lastgasp_protocol::kv::{Bucket, Change, jittered};
 use lastgasp_protocol::{
     Action, Cause, CauseKind, Incarnation, LeaseKind, MigrateSignal, Mode, Name, RecordedProcess, SCHEMA, WorkerRecord,
     WorkerRef, WorkerState, Writer,
 };
 use lastgasp_tests::HarnessError;
+use lastgasp_tests::process::GIVE_UP;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -27,8 +28,6 @@ use tokio::task::JoinSet;
 pub(super) const WORKERS: usize = 8;
 /// The daemon's default.
 pub(super) const LEASE: Duration = Duration::from_secs(6);
-/// How often a daemon looks whether its records are there (`daemon/src/supervisor/adopt.rs`).
-const LOOK: Duration = Duration::from_secs(2);
 
 /// What the server has acknowledged of every worker.
 #[derive(Debug, Default)]
@@ -64,7 +63,13 @@ impl Ledgers {
     }
 
     /// Waits until the record of a worker stands, or does not; returns since when.
-    pub(super) async fn is(&self, worker: WorkerId, listed: bool) -> Instant {
+    pub(super) async fn is(&self, worker: WorkerId, listed: bool) -> Result<Instant, HarnessError> {
+        let what = if listed { "listed" } else { "withdrawn" };
+        let become_so = tokio::time::timeout(GIVE_UP, self.becomes(worker, listed)).await;
+        become_so.map_err(|_| HarnessError::GaveUp(format!("worker {} to be {what}", worker.0)))
+    }
+
+    async fn becomes(&self, worker: WorkerId, listed: bool) -> Instant {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -227,7 +232,8 @@ fn incarnation(worker: WorkerId, life: u32) -> Incarnation {
 async fn own_records(bucket: Bucket, filter: String, present: watch::Sender<Arc<Present>>) {
     while !present.is_closed() {
         let Ok(mut changes) = bucket.watch(&filter).await else { continue };
-        let mut look = tokio::time::interval_at(tokio::time::Instant::now() + LOOK, LOOK);
+        let pause = jittered(LOOK);
+        let mut look = tokio::time::interval_at(tokio::time::Instant::now() + pause, pause);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {

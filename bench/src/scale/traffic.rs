@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lastgasp_tests::HarnessError;
+use lastgasp_tests::process::GIVE_UP;
 use serde::Deserialize;
 
 use crate::cpu;
@@ -87,8 +88,16 @@ struct Server {
 
 impl Monitors {
     async fn ask<T: for<'a> Deserialize<'a>>(&self, server: usize, path: &str) -> Result<T, HarnessError> {
-        let response = reqwest::get(format!("{}{path}", self.urls[server])).await.map_err(HarnessError::http)?;
-        response.json().await.map_err(HarnessError::http)
+        let deadline = Instant::now() + GIVE_UP;
+        loop {
+            let answer = async { reqwest::get(format!("{}{path}", self.urls[server])).await?.json().await };
+            match answer.await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if Instant::now() > deadline => return Err(HarnessError::http(error)),
+                // A server that is busy with a thousand daemons may close before it has answered.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
     }
 
     /// All counters now.
