@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cpu;
+mod death;
 mod machine;
 mod node;
 mod page;
@@ -30,6 +31,8 @@ Examples:
   cargo xtask bench node                 one of them
   cargo xtask bench --quick              a little of each, in minutes: do they run here?
   cargo xtask bench --json result.json   and all distributions in one file
+  cargo xtask bench death --only quiet,busy --beside former/lastgasp --out target/bench
+                                         what has a change of the daemon changed?
 
 Close what else runs on the machine first: what it does is measured too. Needs root.
 Exit status: 0 measured, 1 not, 2 for a wrong command line.";
@@ -47,6 +50,16 @@ struct Arguments {
     /// Only so much that every part of a bench runs once; written to target/bench.
     #[arg(long)]
     quick: bool,
+    /// Deaths of each sort; a tenth where each takes seconds.
+    #[arg(long, value_name = "N", default_value_t = DEATHS)]
+    deaths: usize,
+    /// Only these situations of `death`.
+    #[arg(long, value_name = "SITUATION", value_delimiter = ',', value_parser = death::SITUATIONS)]
+    only: Vec<String>,
+    /// Another version of what is measured, in turns with this one: of `lastgasp` for `death`, of
+    /// `lastgasp-router` for `router`.
+    #[arg(long, value_name = "PROGRAM")]
+    beside: Option<PathBuf>,
     /// Where NAME.json, the pictures and README.md go [default: docs/bench].
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -55,9 +68,14 @@ struct Arguments {
     render: bool,
 }
 
+/// For a 99th percentile that is not the largest of all.
+const DEATHS: usize = 300;
+
 /// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// From a death to safety, beside what else notices deaths.
+    Death,
     /// What the daemon costs the node that it watches.
     Node,
     /// What the router adds and costs, and how soon it moves streams, beside another router.
@@ -69,6 +87,7 @@ enum Name {
 impl Name {
     const fn title(self) -> &'static str {
         match self {
+            Self::Death => "From death to safety",
             Self::Node => "Cost on the node",
             Self::Router => "The router",
             Self::Scale => "Scale",
@@ -81,6 +100,7 @@ impl Name {
 
     async fn run(self, options: &Options) -> Result<Vec<Section>, BenchError> {
         match self {
+            Self::Death => death::run(options).await,
             Self::Node => node::run(options).await,
             Self::Router => router::run(options).await,
             Self::Scale => scale::run(options).await,
@@ -89,10 +109,16 @@ impl Name {
 }
 
 /// How much is measured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Options {
     /// A few of each, to show that the bench runs.
     quick: bool,
+    /// Deaths of each sort.
+    deaths: usize,
+    /// Situations of the deaths; all if there are none.
+    only: Vec<String>,
+    /// Another daemon, or another router.
+    beside: Option<PathBuf>,
 }
 
 /// Why nothing was measured.
@@ -163,7 +189,12 @@ async fn run(arguments: &Arguments) -> Result<(), BenchError> {
     if !arguments.render {
         let all = Name::value_variants();
         let names = if arguments.names.is_empty() { all } else { &arguments.names };
-        let options = Options { quick: arguments.quick };
+        let options = Options {
+            quick: arguments.quick,
+            deaths: arguments.deaths.max(1),
+            only: arguments.only.clone(),
+            beside: arguments.beside.clone(),
+        };
         for name in names {
             let report = measure(*name, &options).await?;
             println!("{}", page::show(&report));
@@ -185,7 +216,7 @@ async fn measure(name: Name, options: &Options) -> Result<Report, BenchError> {
         schema: SCHEMA,
         bench: name.name(),
         title: name.title().to_owned(),
-        command: format!("cargo xtask bench {}{}", name.name(), if options.quick { " --quick" } else { "" }),
+        command: command(name, options),
         revision: machine::revision(),
         at: at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         took_s: begin.elapsed().as_secs(),
@@ -194,6 +225,20 @@ async fn measure(name: Name, options: &Options) -> Result<Report, BenchError> {
         load: [before, Load::now()],
         sections,
     })
+}
+
+/// What does it again.
+fn command(name: Name, options: &Options) -> String {
+    let mut command = format!("cargo xtask bench {}", name.name());
+    if options.quick {
+        command += " --quick";
+    } else if name == Name::Death && options.deaths != DEATHS {
+        command += &format!(" --deaths {}", options.deaths);
+    }
+    if name == Name::Death && !options.only.is_empty() {
+        command += &format!(" --only {}", options.only.join(","));
+    }
+    command
 }
 
 /// Everything that follows from the JSON files of a folder.

@@ -15,7 +15,7 @@ use lastgasp_tests::nats::Nats;
 use nix::sys::signal::Signal;
 
 use super::clients::{Crowd, Order};
-use super::parts::{Engine, NODE, Register, Router, former, incarnation};
+use super::parts::{Engine, NODE, Register, Router, incarnation};
 use super::{FORMER, OURS, PEER};
 use crate::progress::Progress;
 use crate::report::{Plot, Row, Section};
@@ -44,12 +44,12 @@ struct Found {
     whole: Vec<f64>,
 }
 
-pub(super) async fn run(python: &Path, options: &Options) -> Result<Vec<Section>, BenchError> {
+pub(super) async fn run(python: Option<&Path>, options: &Options) -> Result<Vec<Section>, BenchError> {
     let folder = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
     let nats = Nats::start(folder.path()).await?;
     let register = Register::open(&nats).await?;
     let stage = Stage { nats, register, folder: folder.path() };
-    let former = former().map(|program| (FORMER, program));
+    let former = options.beside.clone().map(|program| (FORMER, program));
     let programs: Vec<_> = std::iter::once((OURS, binaries::find("lastgasp-router")?)).chain(former).collect();
     let crowds = if options.quick { [(10, 1), (20, 1), (50, 1)] } else { CROWDS };
     let mut progress = Progress::begin("moves", crowds.iter().map(|(_, rounds)| rounds).sum());
@@ -165,18 +165,20 @@ impl Stage<'_> {
     }
 
     /// What becomes of a lost worker's streams behind either router.
-    async fn beside(&self, python: &Path, options: &Options) -> Result<Section, BenchError> {
+    async fn beside(&self, python: Option<&Path>, options: &Options) -> Result<Section, BenchError> {
         let (streams, rounds) = if options.quick { (10, 1) } else { LOST };
         let mut whole = [Vec::new(), Vec::new()];
-        let mut progress = Progress::begin("a lost worker behind either router", rounds * 2);
+        let mut progress =
+            Progress::begin("a lost worker behind either router", rounds * if python.is_some() { 2 } else { 1 });
         for round in 0..rounds {
-            for peer in [false, true] {
+            for python in std::iter::once(None).chain(python.map(Some)) {
+                let peer = python.is_some();
                 let [old, new] = ["old", "new"].map(|name| format!("beside-{name}-{peer}-{round}"));
                 let mut lost = Engine::start('a', &old, self.folder).await?;
                 let next = Engine::start('b', &new, self.folder).await?;
                 self.register.list(&old, &lost).await?;
                 self.register.list(&new, &next).await?;
-                let router = if peer {
+                let router = if let Some(python) = python {
                     Router::peer(python, &[&lost, &next], self.folder).await?
                 } else {
                     let router = Router::ours(&format!("beside-{round}"), &self.nats, 3, self.folder).await?;

@@ -18,8 +18,6 @@ use crate::{BenchError, cpu, file};
 
 /// The other router, as pip knows it.
 pub(super) const PEER: &str = "sglang-router==0.3.2";
-/// Names another build of `lastgasp-router` that is measured beside this one.
-const FORMER: &str = "LASTGASP_FORMER_ROUTER";
 /// The node that all engines are said to run on.
 pub(super) const NODE: &str = "bench";
 /// Records are not renewed here.
@@ -152,11 +150,6 @@ impl Router {
         }
         Ok(Self { process, address })
     }
-}
-
-/// Another build of `lastgasp-router`, if one is to be measured too.
-pub(super) fn former() -> Option<PathBuf> {
-    std::env::var_os(FORMER).map(PathBuf::from)
 }
 
 /// A Python that has the other router, in a virtual environment under `target/`.

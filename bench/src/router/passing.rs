@@ -259,19 +259,23 @@ async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), B
 }
 
 /// What a stream keeps in memory.
-pub(super) async fn memory(stage: &Stage, python: &std::path::Path, options: &Options) -> Result<Section, BenchError> {
+pub(super) async fn memory(
+    stage: &Stage,
+    python: Option<&std::path::Path>,
+    options: &Options,
+) -> Result<Section, BenchError> {
     let rounds = if options.quick { 1 } else { 3 };
     let streams = if options.quick { 50 } else { 1000 };
     let order = Order { tokens: 4, pace: Duration::from_secs(1) };
-    let names = [OURS, UNMOVING, PEER];
+    let names: Vec<&str> = [OURS, UNMOVING].into_iter().chain(python.map(|_| PEER)).collect();
     let mut each: HashMap<(&str, &str), Vec<f64>> = HashMap::new();
     let mut progress = Progress::begin("memory", rounds * names.len());
     for _ in 0..rounds {
-        for name in names {
+        for name in names.iter().copied() {
             let [a, b] = [&stage.engines[0], &stage.engines[1]];
-            let router = match name {
-                PEER => Router::peer(python, &[a, b], stage.folder.path()).await?,
-                name => {
+            let router = match python.filter(|_| name == PEER) {
+                Some(python) => Router::peer(python, &[a, b], stage.folder.path()).await?,
+                None => {
                     let moves = if name == UNMOVING { 0 } else { 3 };
                     let router = Router::ours("measured", &stage.nats, moves, stage.folder.path()).await?;
                     router.offers(&["a", "b"]).await?;
@@ -298,7 +302,7 @@ pub(super) async fn memory(stage: &Stage, python: &std::path::Path, options: &Op
             Row::of([name, what], Unit::Bytes, each.get(&(name, what)).into_iter().flatten().copied())
         };
         let peer = row(PEER);
-        names.into_iter().filter_map(move |name| Some(row(name)?.against(peer.as_ref())))
+        names.clone().into_iter().filter_map(move |name| Some(row(name)?.against(peer.as_ref())))
     });
     Ok(Section {
         title: "Memory".to_owned(),

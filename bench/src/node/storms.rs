@@ -1,34 +1,32 @@
-//! What the daemon costs the node that it watches.
+//! Exits and connections a second, with a daemon and without one, in turns.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lastgasp_tests::binaries;
+use lastgasp_tests::HarnessError;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::distribution::Unit;
 use lastgasp_tests::nats::Nats;
 
+use super::victim::Victim;
 use crate::progress::Progress;
 use crate::report::{Plot, Row, Section};
 use crate::{BenchError, Options, file};
 
 /// Threads that fork, in the storm of exits.
 const THREADS: &str = "2";
+/// How long a daemon has been there before the storm.
+const SETTLED: Duration = Duration::from_millis(300);
 
-pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
-    Ok(vec![storms(options).await?])
-}
-
-/// Exits and connections a second, with a daemon and without one, in turns.
-async fn storms(options: &Options) -> Result<Section, BenchError> {
+pub(super) async fn section(options: &Options) -> Result<Section, BenchError> {
     let (pairs, time) = if options.quick { (2, Duration::from_millis(100)) } else { (30, Duration::from_secs(1)) };
     let folder = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
     let nats = Nats::start(folder.path()).await?;
-    let config = DaemonConfig::new("node", &nats.url(), "required", folder.path());
-    let mut rows = Vec::new();
-    for (what, storm) in [("exits", exits as fn(Duration) -> Result<f64, BenchError>), ("TCP connects", connects)] {
+    let mut config = DaemonConfig::new("node", &nats.url(), "required", folder.path());
+    config.log = "info";
+    let (mut rows, mut plots) = (Vec::new(), Vec::new());
+    let storms = [("exits", exits as fn(Duration) -> Result<f64, BenchError>), ("connects", connects)];
+    for (what, storm) in storms {
         let mut progress = Progress::begin(&format!("storm of {what}"), pairs);
         let (mut without, mut with) = (Vec::new(), Vec::new());
         let at_work = |time| tokio::task::block_in_place(|| storm(time));
@@ -36,12 +34,10 @@ async fn storms(options: &Options) -> Result<Section, BenchError> {
         for pair in 0..pairs {
             // Now this one first, now that one: the machine may get slower or faster.
             for watched in [pair % 2 == 0, pair % 2 != 0] {
-                if watched {
-                    let _daemon = Daemon::start(&config, folder.path()).await?;
-                    with.push(at_work(time)?);
-                } else {
-                    without.push(at_work(time)?);
-                }
+                let _daemon = if watched { Some(Daemon::start(&config, folder.path()).await?) } else { None };
+                tokio::time::sleep(SETTLED).await;
+                let found = at_work(time)?;
+                if watched { with.push(found) } else { without.push(found) }
             }
             progress.step();
         }
@@ -49,14 +45,11 @@ async fn storms(options: &Options) -> Result<Section, BenchError> {
         let lost = Row::of([what, "lost, by pairs"], Unit::Percent, lost);
         let without = Row::of([what, "without the daemon"], Unit::PerSecond, without);
         let with = Row::of([what, "with the daemon"], Unit::PerSecond, with).map(|row| row.against(without.as_ref()));
+        let drawn = without.iter().chain(&with).map(|row| (row.labels[1].clone(), row));
+        let title = format!("Storm of {what}, with the daemon and without");
+        plots.push(Plot::cumulative(what, &title, ("a second", false), drawn));
         rows.extend([without, with, lost].into_iter().flatten());
     }
-    let drawn = rows.chunks(3).zip(["exits", "connects"]).map(|(rows, name)| {
-        let lines = rows[..2].iter().map(|row| (row.labels[1].clone(), row));
-        let title = format!("{}, with the daemon and without", rows[0].labels[0]);
-        Plot::cumulative(name, &title, ("a second", false), lines)
-    });
-    let plots = drawn.collect();
     Ok(Section {
         title: "Storms".to_owned(),
         about: format!(
@@ -66,40 +59,21 @@ async fn storms(options: &Options) -> Result<Section, BenchError> {
             time.as_secs_f64()
         ),
         labels: ["storm", "daemon"].map(str::to_owned).to_vec(),
-        compared_with: Some("with : without".to_owned()),
+        compared_with: Some("p50, with : without".to_owned()),
         rows,
         plots,
     })
 }
 
-fn exits(time: Duration) -> Result<f64, BenchError> {
-    let program = binaries::find("victim")?;
+pub(super) fn exits(time: Duration) -> Result<f64, BenchError> {
+    let mut storm = Victim::start(&["storm", THREADS])?;
     let begin = Instant::now();
-    let mut storm = Storm(
-        Command::new(&program)
-            .args(["storm", THREADS])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(file(&program))?,
-    );
     std::thread::sleep(time);
-    let mut input = storm.0.stdin.take().expect("piped");
-    input.write_all(b"\n").map_err(file(&program))?;
-    let said = BufReader::new(storm.0.stdout.take().expect("piped"));
-    let exits = said.lines().map_while(Result::ok).find_map(|line| line.strip_prefix("exits ")?.parse::<f64>().ok());
-    let exits = exits.ok_or_else(|| lastgasp_tests::HarnessError::GaveUp("the number of exits".to_owned()))?;
-    Ok(exits / begin.elapsed().as_secs_f64())
-}
-
-/// A program that is ended with this value.
-struct Storm(Child);
-
-impl Drop for Storm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    storm.go()?;
+    let exits = storm.says("exits")?;
+    let took = begin.elapsed();
+    let exits: f64 = exits.parse().map_err(|_| HarnessError::GaveUp(format!("a number of exits, not {exits}")))?;
+    Ok(exits / took.as_secs_f64())
 }
 
 fn connects(time: Duration) -> Result<f64, BenchError> {
