@@ -4,6 +4,7 @@
 //! [`Report`]. Everything else is here: which benches run, what is written where, what is shown.
 #![forbid(unsafe_code)]
 
+mod cpu;
 mod death;
 mod machine;
 mod node;
@@ -12,6 +13,7 @@ mod plot;
 mod progress;
 mod report;
 mod router;
+mod scale;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,7 +56,8 @@ struct Arguments {
     /// Only these situations of `death`.
     #[arg(long, value_name = "SITUATION", value_delimiter = ',', value_parser = death::SITUATIONS)]
     only: Vec<String>,
-    /// Another version of `lastgasp`, whose deaths are measured in turns with those of this one.
+    /// Another version of what is measured, in turns with this one: of `lastgasp` for `death`, of
+    /// `lastgasp-router` for `router`.
     #[arg(long, value_name = "PROGRAM")]
     beside: Option<PathBuf>,
     /// Where NAME.json, the pictures and README.md go [default: docs/bench].
@@ -77,6 +80,8 @@ enum Name {
     Node,
     /// What the router adds and costs, and how soon it moves streams, beside another router.
     Router,
+    /// A thousand nodes and twenty routers, without engines and clients, on three nats-servers.
+    Scale,
 }
 
 impl Name {
@@ -85,6 +90,7 @@ impl Name {
             Self::Death => "From death to safety",
             Self::Node => "Cost on the node",
             Self::Router => "The router",
+            Self::Scale => "Scale",
         }
     }
 
@@ -97,6 +103,7 @@ impl Name {
             Self::Death => death::run(options).await,
             Self::Node => node::run(options).await,
             Self::Router => router::run(options).await,
+            Self::Scale => scale::run(options).await,
         }
     }
 }
@@ -110,7 +117,7 @@ struct Options {
     deaths: usize,
     /// Situations of the deaths; all if there are none.
     only: Vec<String>,
-    /// Another daemon.
+    /// Another daemon, or another router.
     beside: Option<PathBuf>,
 }
 

@@ -11,7 +11,7 @@ fn every_bench_runs_and_writes_whole_distributions() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("all.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_bench"));
-    command.args(["death", "node", "--quick", "--out"]).arg(folder.path()).arg("--json").arg(&json);
+    command.args(["death", "node", "router", "scale", "--quick", "--out"]).arg(folder.path()).arg("--json").arg(&json);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

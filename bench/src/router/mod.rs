@@ -6,6 +6,8 @@ mod moves;
 mod parts;
 mod passing;
 
+use std::path::Path;
+
 use lastgasp_tests::nats::Nats;
 use tempfile::TempDir;
 
@@ -15,12 +17,13 @@ use crate::{BenchError, Options, file};
 use parts::{Engine, Register, Router};
 
 pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
-    let python = parts::python().await?;
-    let stage = Stage::set(&python).await?;
+    // It would have to be installed, only to see whether the bench runs.
+    let python = if options.quick { None } else { Some(parts::python().await?) };
+    let stage = Stage::set(python.as_deref(), options.beside.as_deref()).await?;
     let mut sections = passing::run(&stage, options).await?;
-    sections.push(passing::memory(&stage, &python, options).await?);
+    sections.push(passing::memory(&stage, python.as_deref(), options).await?);
     drop(stage);
-    sections.extend(moves::run(&python, options).await?);
+    sections.extend(moves::run(python.as_deref(), options).await?);
     Ok(sections)
 }
 
@@ -29,14 +32,17 @@ struct Stage {
     ours: Router,
     /// With `--migration-limit 0`, which passes on and keeps no account, as the other one does.
     unmoving: Router,
-    peer: Router,
+    /// Not in a quick run.
+    peer: Option<Router>,
+    /// As it was before a change.
+    former: Option<Router>,
     engines: [Engine; 2],
     nats: Nats,
     folder: TempDir,
 }
 
 impl Stage {
-    async fn set(python: &std::path::Path) -> Result<Self, BenchError> {
+    async fn set(python: Option<&Path>, former: Option<&Path>) -> Result<Self, BenchError> {
         let folder = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
         let nats = Nats::start(folder.path()).await?;
         let engines = [Engine::start('a', "a", folder.path()).await?, Engine::start('b', "b", folder.path()).await?];
@@ -45,19 +51,34 @@ impl Stage {
         register.list("b", &engines[1]).await?;
         let ours = Router::ours("moving", &nats, 3, folder.path()).await?;
         let unmoving = Router::ours("unmoving", &nats, 0, folder.path()).await?;
-        for router in [&ours, &unmoving] {
+        let former = match former {
+            Some(program) => Some(Router::of(program, "former", &nats, 3, folder.path()).await?),
+            None => None,
+        };
+        for router in [&ours, &unmoving].into_iter().chain(&former) {
             router.offers(&["a", "b"]).await?;
         }
-        let peer = Router::peer(python, &[&engines[0], &engines[1]], folder.path()).await?;
-        Ok(Self { ours, unmoving, peer, engines, nats, folder })
+        let peer = match python {
+            Some(python) => Some(Router::peer(python, &[&engines[0], &engines[1]], folder.path()).await?),
+            None => None,
+        };
+        Ok(Self { ours, unmoving, peer, former, engines, nats, folder })
     }
 
     /// By the names that the tables have.
-    fn routers(&self) -> [(&'static str, &Router); 3] {
-        [("lastgasp-router", &self.ours), (UNMOVING, &self.unmoving), (PEER, &self.peer)]
+    fn routers(&self) -> Vec<(&'static str, &Router)> {
+        let known = [
+            (OURS, Some(&self.ours)),
+            (UNMOVING, Some(&self.unmoving)),
+            (PEER, self.peer.as_ref()),
+            (FORMER, self.former.as_ref()),
+        ];
+        known.into_iter().filter_map(|(name, router)| Some((name, router?))).collect()
     }
 }
 
+const OURS: &str = "lastgasp-router";
+const FORMER: &str = "lastgasp-router, before";
 const UNMOVING: &str = "lastgasp-router, moving off";
 const PEER: &str = "sglang-router";
 const DIRECT: &str = "none";

@@ -9,13 +9,14 @@ use lastgasp_protocol::{
     Action, Answer, Cause, CauseKind, MigrateSignal, Mode, Name, Phase, SCHEMA, WorkerRef, migrate_subject,
 };
 use lastgasp_tests::HarnessError;
+use lastgasp_tests::binaries;
 use lastgasp_tests::distribution::Unit;
 use lastgasp_tests::nats::Nats;
 use nix::sys::signal::Signal;
 
-use super::PEER;
 use super::clients::{Crowd, Order};
 use super::parts::{Engine, NODE, Register, Router, incarnation};
+use super::{FORMER, OURS, PEER};
 use crate::progress::Progress;
 use crate::report::{Plot, Row, Section};
 use crate::{BenchError, Options, file};
@@ -43,29 +44,36 @@ struct Found {
     whole: Vec<f64>,
 }
 
-pub(super) async fn run(python: &Path, options: &Options) -> Result<Vec<Section>, BenchError> {
+pub(super) async fn run(python: Option<&Path>, options: &Options) -> Result<Vec<Section>, BenchError> {
     let folder = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
     let nats = Nats::start(folder.path()).await?;
     let register = Register::open(&nats).await?;
     let stage = Stage { nats, register, folder: folder.path() };
+    let former = options.beside.clone().map(|program| (FORMER, program));
+    let programs: Vec<_> = std::iter::once((OURS, binaries::find("lastgasp-router")?)).chain(former).collect();
     let crowds = if options.quick { [(10, 1), (20, 1), (50, 1)] } else { CROWDS };
     let mut progress = Progress::begin("moves", crowds.iter().map(|(_, rounds)| rounds).sum());
     let mut rows = Vec::new();
     for (streams, rounds) in crowds {
-        let mut found = Found::default();
+        let mut found: Vec<_> = programs.iter().map(|(name, program)| (name, program, Found::default())).collect();
         for round in 0..rounds {
-            stage.lose(&mut found, streams, round).await?;
+            for (name, program, found) in &mut found {
+                let life = format!("{streams}-{round}-{}", name.len());
+                stage.lose(found, program, streams, &life).await?;
+            }
             progress.step();
         }
-        let label = streams.to_string();
-        let Found { first, median, last, next_token, asked, done, whole } = found;
-        rows.extend(Row::of([&label, "first request at the next worker"], Unit::Microseconds, first));
-        rows.extend(Row::of([&label, "median request"], Unit::Microseconds, median));
-        rows.extend(Row::of([&label, "last request"], Unit::Microseconds, last));
-        rows.extend(Row::of([&label, "every request"], Unit::Microseconds, asked));
-        rows.extend(Row::of([&label, NEXT], Unit::Microseconds, next_token));
-        rows.extend(Row::of([&label, "the router says `done`"], Unit::Microseconds, done));
-        rows.extend(Row::of([&label, "streams without a missing or repeated token"], Unit::Percent, whole));
+        for (name, _, found) in found {
+            let label = if **name == *OURS { streams.to_string() } else { format!("{streams}, {name}") };
+            let Found { first, median, last, next_token, asked, done, whole } = found;
+            rows.extend(Row::of([&label, "first request at the next worker"], Unit::Microseconds, first));
+            rows.extend(Row::of([&label, "median request"], Unit::Microseconds, median));
+            rows.extend(Row::of([&label, "last request"], Unit::Microseconds, last));
+            rows.extend(Row::of([&label, "every request"], Unit::Microseconds, asked));
+            rows.extend(Row::of([&label, NEXT], Unit::Microseconds, next_token));
+            rows.extend(Row::of([&label, "the router says `done`"], Unit::Microseconds, done));
+            rows.extend(Row::of([&label, "streams without a missing or repeated token"], Unit::Percent, whole));
+        }
     }
     drop(progress);
     let named = rows.iter().filter(|row| row.labels[1] == NEXT);
@@ -102,11 +110,11 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     /// One worker with all streams is killed beside another that has none.
-    async fn lose(&self, found: &mut Found, streams: usize, round: usize) -> Result<(), BenchError> {
-        let [old, new] = ["old", "new"].map(|name| format!("{name}-{streams}-{round}"));
+    async fn lose(&self, found: &mut Found, program: &Path, streams: usize, life: &str) -> Result<(), BenchError> {
+        let [old, new] = ["old", "new"].map(|name| format!("{name}-{life}"));
         let mut lost = Engine::start('a', &old, self.folder).await?;
         let next = Engine::start('b', &new, self.folder).await?;
-        let router = Router::ours(&format!("router-{streams}-{round}"), &self.nats, 3, self.folder).await?;
+        let router = Router::of(program, &format!("router-{life}"), &self.nats, 3, self.folder).await?;
         self.register.list(&old, &lost).await?;
         router.offers(&[&old]).await?;
         let ramp = Duration::from_millis(streams as u64);
@@ -157,18 +165,20 @@ impl Stage<'_> {
     }
 
     /// What becomes of a lost worker's streams behind either router.
-    async fn beside(&self, python: &Path, options: &Options) -> Result<Section, BenchError> {
+    async fn beside(&self, python: Option<&Path>, options: &Options) -> Result<Section, BenchError> {
         let (streams, rounds) = if options.quick { (10, 1) } else { LOST };
         let mut whole = [Vec::new(), Vec::new()];
-        let mut progress = Progress::begin("a lost worker behind either router", rounds * 2);
+        let mut progress =
+            Progress::begin("a lost worker behind either router", rounds * if python.is_some() { 2 } else { 1 });
         for round in 0..rounds {
-            for peer in [false, true] {
+            for python in std::iter::once(None).chain(python.map(Some)) {
+                let peer = python.is_some();
                 let [old, new] = ["old", "new"].map(|name| format!("beside-{name}-{peer}-{round}"));
                 let mut lost = Engine::start('a', &old, self.folder).await?;
                 let next = Engine::start('b', &new, self.folder).await?;
                 self.register.list(&old, &lost).await?;
                 self.register.list(&new, &next).await?;
-                let router = if peer {
+                let router = if let Some(python) = python {
                     Router::peer(python, &[&lost, &next], self.folder).await?
                 } else {
                     let router = Router::ours(&format!("beside-{round}"), &self.nats, 3, self.folder).await?;

@@ -1,6 +1,6 @@
 //! The programs that are measured, and what they use of the machine.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use lastgasp_protocol::kv::{Bucket, Expect};
 use lastgasp_protocol::{Incarnation, Name, WORKERS_BUCKET, worker_key};
 use lastgasp_tests::HarnessError;
 use lastgasp_tests::binaries;
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, free_port};
 use lastgasp_tests::process::{GIVE_UP, Process};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::{BenchError, file};
+use crate::{BenchError, cpu, file};
 
 /// The other router, as pip knows it.
 pub(super) const PEER: &str = "sglang-router==0.3.2";
@@ -77,11 +77,22 @@ pub(super) struct Router {
 impl Router {
     /// `lastgasp-router` as it comes, but for the limit of moves.
     pub(super) async fn ours(name: &str, nats: &Nats, moves: u32, folder: &Path) -> Result<Self, HarnessError> {
+        Self::of(&binaries::find("lastgasp-router")?, name, nats, moves, folder).await
+    }
+
+    /// As [`Self::ours`], of this program.
+    pub(super) async fn of(
+        program: &Path,
+        name: &str,
+        nats: &Nats,
+        moves: u32,
+        folder: &Path,
+    ) -> Result<Self, HarnessError> {
         #[derive(Deserialize)]
         struct Ready {
             listen: SocketAddr,
         }
-        let mut command = Command::new(binaries::find("lastgasp-router")?);
+        let mut command = Command::new(program);
         command.args(["--listen", "127.0.0.1:0", "--name", name, "--nats", &nats.url()]);
         command.args(["--migration-limit", &moves.to_string(), "--log", "warn"]);
         command.arg("--ready-file").arg(folder.join(format!("{name}.ready.json")));
@@ -141,11 +152,6 @@ impl Router {
     }
 }
 
-fn free_port() -> Result<u16, BenchError> {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    free.map(|address| address.port()).map_err(file("127.0.0.1".as_ref()))
-}
-
 /// A Python that has the other router, in a virtual environment under `target/`.
 pub(super) async fn python() -> Result<PathBuf, BenchError> {
     let folder = Path::new("target").join("tools").join(PEER.replace("==", "-"));
@@ -203,29 +209,12 @@ pub(super) fn incarnation(worker: &str) -> Incarnation {
     Incarnation::new(format!("life-of-{worker}")).expect("short enough")
 }
 
-/// A process and its children.
-fn tree(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let below = children.split_whitespace().filter_map(|child| child.parse().ok()).flat_map(tree);
-    std::iter::once(pid).chain(below).collect()
-}
-
-/// What a process and its children have run so far (`/proc/PID/task/TID/schedstat`, in nanoseconds).
+/// What a process and its children have run so far.
 pub(super) fn cpu_time(process: &Process) -> Duration {
-    let of = |pid: u32| -> u64 {
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok());
-        stats.filter_map(|stat| stat.split(' ').next()?.parse::<u64>().ok()).sum()
-    };
-    Duration::from_nanos(tree(process.identity.pid).into_iter().map(of).sum())
+    cpu::time_of_tree(process.identity.pid)
 }
 
-/// Memory that is its own (`Pss` of `/proc/PID/smaps_rollup`), in bytes, its children's included.
+/// What is a process's own, and its children's, in bytes.
 pub(super) fn memory(process: &Process) -> u64 {
-    let of = |pid: u32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-        line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or_default() * 1024
-    };
-    tree(process.identity.pid).into_iter().map(of).sum()
+    cpu::memory(process.identity.pid)
 }

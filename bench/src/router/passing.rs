@@ -8,7 +8,7 @@ use lastgasp_tests::distribution::Unit;
 
 use super::clients::{Crowd, Order, Token};
 use super::parts::{Engine, Router, cpu_time, memory as resident};
-use super::{DIRECT, PEER, Stage, UNMOVING};
+use super::{DIRECT, OURS, PEER, Stage, UNMOVING};
 use crate::progress::Progress;
 use crate::report::{Plot, Row, Section};
 use crate::{BenchError, Options, file};
@@ -39,14 +39,15 @@ struct Found {
 pub(super) async fn run(stage: &Stage, options: &Options) -> Result<Vec<Section>, BenchError> {
     let rounds = if options.quick { 1 } else { 4 };
     let mut found: HashMap<(usize, &str), Found> = HashMap::new();
-    let mut progress = Progress::begin("added latency", rounds * LOADS.len() * 3);
+    let mut progress = Progress::begin("added latency", rounds * LOADS.len() * stage.routers().len());
     for round in 0..rounds {
         for (streams, rate) in LOADS {
             let streams = if options.quick { streams / 10 } else { streams };
             let order =
                 Order { tokens: if options.quick { 15 } else { TOKENS }, pace: Duration::from_secs(1) / rate as u32 };
             let mut routers = stage.routers();
-            routers.rotate_left(round % 3);
+            let count = routers.len();
+            routers.rotate_left(round % count);
             for (name, router) in routers {
                 let found = found.entry((streams, name)).or_default();
                 pass(found, stage, router, streams, order).await?;
@@ -196,12 +197,15 @@ async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), B
     let order = Order { tokens, pace: Duration::ZERO };
     let mut rates: HashMap<&str, Vec<f64>> = HashMap::new();
     let mut shares: HashMap<(&str, &str), Vec<f64>> = HashMap::new();
-    let mut progress = Progress::begin("throughput", rounds * 4);
+    let mut progress = Progress::begin("throughput", rounds * (stage.routers().len() + 1));
     for round in 0..rounds {
         let [a, b] = [&stage.engines[0], &stage.engines[1]].map(Engine::address);
         let mut targets = vec![(DIRECT, None, vec![(a, streams / 2), (b, streams / 2)])];
-        targets.extend(stage.routers().map(|(name, router)| (name, Some(router), vec![(router.address, streams)])));
-        targets.rotate_left(round % 4);
+        targets.extend(
+            stage.routers().into_iter().map(|(name, router)| (name, Some(router), vec![(router.address, streams)])),
+        );
+        let count = targets.len();
+        targets.rotate_left(round % count);
         for (name, router, groups) in targets {
             let engines = || stage.engines.iter().map(|engine| cpu_time(&engine.process)).sum::<Duration>();
             let of_router = || router.map_or(Duration::ZERO, |router| cpu_time(&router.process));
@@ -219,7 +223,7 @@ async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), B
             progress.step();
         }
     }
-    let names = [DIRECT, "lastgasp-router", UNMOVING, PEER];
+    let names: Vec<&str> = std::iter::once(DIRECT).chain(stage.routers().into_iter().map(|(name, _)| name)).collect();
     let row = |name: &str| Row::of([name], Unit::PerSecond, rates.get(name).into_iter().flatten().copied());
     let peer = row(PEER);
     let rows = names.iter().filter_map(|name| Some(row(name)?.against(peer.as_ref()))).collect();
@@ -255,19 +259,23 @@ async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), B
 }
 
 /// What a stream keeps in memory.
-pub(super) async fn memory(stage: &Stage, python: &std::path::Path, options: &Options) -> Result<Section, BenchError> {
+pub(super) async fn memory(
+    stage: &Stage,
+    python: Option<&std::path::Path>,
+    options: &Options,
+) -> Result<Section, BenchError> {
     let rounds = if options.quick { 1 } else { 3 };
     let streams = if options.quick { 50 } else { 1000 };
     let order = Order { tokens: 4, pace: Duration::from_secs(1) };
-    let names = ["lastgasp-router", UNMOVING, PEER];
+    let names: Vec<&str> = [OURS, UNMOVING].into_iter().chain(python.map(|_| PEER)).collect();
     let mut each: HashMap<(&str, &str), Vec<f64>> = HashMap::new();
     let mut progress = Progress::begin("memory", rounds * names.len());
     for _ in 0..rounds {
-        for name in names {
+        for name in names.iter().copied() {
             let [a, b] = [&stage.engines[0], &stage.engines[1]];
-            let router = match name {
-                PEER => Router::peer(python, &[a, b], stage.folder.path()).await?,
-                name => {
+            let router = match python.filter(|_| name == PEER) {
+                Some(python) => Router::peer(python, &[a, b], stage.folder.path()).await?,
+                None => {
                     let moves = if name == UNMOVING { 0 } else { 3 };
                     let router = Router::ours("measured", &stage.nats, moves, stage.folder.path()).await?;
                     router.offers(&["a", "b"]).await?;
@@ -294,7 +302,7 @@ pub(super) async fn memory(stage: &Stage, python: &std::path::Path, options: &Op
             Row::of([name, what], Unit::Bytes, each.get(&(name, what)).into_iter().flatten().copied())
         };
         let peer = row(PEER);
-        names.into_iter().filter_map(move |name| Some(row(name)?.against(peer.as_ref())))
+        names.clone().into_iter().filter_map(move |name| Some(row(name)?.against(peer.as_ref())))
     });
     Ok(Section {
         title: "Memory".to_owned(),
