@@ -18,7 +18,7 @@ use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::etcd::Etcd;
 use lastgasp_tests::model::{Dialect, Endpoint, Frontend};
 use lastgasp_tests::nats::Nats;
-use lastgasp_tests::process::{Identity, Process};
+use lastgasp_tests::process::{GIVE_UP, Identity, Process};
 use lastgasp_tests::ready::Ready;
 use lastgasp_tests::reference::Reference;
 use lastgasp_tests::skipped;
@@ -30,8 +30,6 @@ use tokio::process::Command;
 
 /// Names a checkout of Infera.
 const SOURCE: &str = "LASTGASP_INFERA_SRC";
-/// Where its wrappers keep their records.
-const RECORDS: &str = "/infera/workers/";
 /// How long a silent stream is waited for. The lease of a dead wrapper has lapsed by then (30 s).
 const WAIT: Duration = Duration::from_secs(40);
 /// Between two looks at something that cannot be waited for.
@@ -146,7 +144,7 @@ impl Infera {
             }
         };
         let safe = async {
-            while scene.lists(&scene.workers[lost].id).await.unwrap() {
+            while lists(&scene.client, scene.address, &scene.workers[lost].id).await.unwrap() {
                 tokio::time::sleep(MOMENT).await;
             }
             began.elapsed()
@@ -208,14 +206,30 @@ fn gap(transcript: &Transcript, began: Instant) -> Option<Duration> {
     Some(next.at - began)
 }
 
-/// Waits a moment for what a program does as it starts, for as long as it runs.
-async fn still_runs(process: &mut Process) {
-    assert!(!process.has_exited(), "{} ended: {}", process.name(), process.log_tail());
-    tokio::time::sleep(MOMENT).await;
+/// Waits for what a program does as it starts, for as long as it runs.
+async fn starts(process: &mut Process, what: &str, done: impl AsyncFn() -> bool) {
+    let begin = Instant::now();
+    while !done().await {
+        let waits = !process.has_exited() && begin.elapsed() < GIVE_UP;
+        assert!(waits, "{} {what}: in vain; it said: {}", process.name(), process.log_tail());
+        tokio::time::sleep(MOMENT).await;
+    }
+}
+
+/// Where a wrapper keeps its record.
+fn key(id: &str) -> String {
+    format!("/infera/workers/{id}")
 }
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Whether a router sends new requests to this worker.
+async fn lists(client: &reqwest::Client, router: SocketAddr, id: &str) -> reqwest::Result<bool> {
+    let said: Value = client.get(format!("http://{router}/v1/workers")).send().await?.json().await?;
+    let mut workers = said["workers"].as_array().expect("a list of workers").iter();
+    Ok(workers.any(|worker| worker["worker_id"] == id && worker["status"] == "active"))
 }
 
 /// A wrapper and its engine.
@@ -242,15 +256,10 @@ impl Worker {
         let ready: Ready = wrapper.ready_file(&ready_file).await.unwrap();
         wrapper.record(ready.pids());
         let engine = ready.pids().into_iter().filter_map(Identity::of).collect();
-        let mut worker = Self { wrapper, engine, id: format!("127.0.0.1:{port}"), declared };
-        while etcd.list(&worker.key()).await.unwrap().is_empty() {
-            still_runs(&mut worker.wrapper).await;
-        }
-        worker
-    }
-
-    fn key(&self) -> String {
-        format!("{RECORDS}{}", self.id)
+        let id = format!("127.0.0.1:{port}");
+        let registered = async || !etcd.list(&key(&id)).await.unwrap().is_empty();
+        starts(&mut wrapper, "registers", registered).await;
+        Self { wrapper, engine, id, declared }
     }
 
     /// The wrapper first: it would tell its router of an engine that dies.
@@ -265,7 +274,7 @@ impl Worker {
 
 /// Two workers behind one router. The fields are dropped from first to last.
 struct Scene {
-    router: Process,
+    _router: Process,
     address: SocketAddr,
     workers: [Worker; 2],
     etcd: Etcd,
@@ -290,15 +299,13 @@ impl Scene {
         command.args(["--router-policy", "round-robin", "--kv-event-transport", "zmq"]);
         // It is asked for, and only looked into by another policy.
         command.arg("--router-tokenizer-path").arg(path);
-        let router = Process::spawn("router", command, path).unwrap();
+        let mut router = Process::spawn("router", command, path).unwrap();
         let client = reqwest::Client::new();
-        let mut scene = Self { router, address, workers: [alpha, beta], etcd, nats, client, folder };
-        for worker in 0..2 {
-            while !scene.lists(&scene.workers[worker].id).await.unwrap_or(false) {
-                still_runs(&mut scene.router).await;
-            }
+        for worker in [&alpha, &beta] {
+            let listed = async || lists(&client, address, &worker.id).await.unwrap_or(false);
+            starts(&mut router, "lists its workers", listed).await;
         }
-        scene
+        Self { _router: router, address, workers: [alpha, beta], etcd, nats, client, folder }
     }
 
     /// Starts the daemon and waits until it knows the workers and hears what they are asked.
@@ -323,11 +330,15 @@ impl Scene {
             let remembered = format!("lastgasp_infera_remembered_requests{{worker=\"{name}\"}}");
             // A router takes back what is answered, and then it is forgotten. We do not.
             let request = json!({"path": "/v1/models", "stream": false, "headers": null, "body": {}}).to_string();
-            while daemon.counted(&remembered).await.unwrap() < 1.0 {
-                let subject = format!("infera.req.{}", URL_SAFE_NO_PAD.encode(&worker.id));
-                client.publish_with_reply(subject, client.new_inbox(), request.clone().into()).await.unwrap();
-                tokio::time::sleep(MOMENT).await;
-            }
+            let subject = format!("infera.req.{}", URL_SAFE_NO_PAD.encode(&worker.id));
+            let heard = async {
+                while daemon.counted(&remembered).await.unwrap() < 1.0 {
+                    let inbox = client.new_inbox();
+                    client.publish_with_reply(subject.clone(), inbox, request.clone().into()).await.unwrap();
+                    tokio::time::sleep(MOMENT).await;
+                }
+            };
+            tokio::time::timeout(GIVE_UP, heard).await.expect("the daemon to hear what its workers are asked");
         }
         daemon
     }
@@ -342,17 +353,9 @@ impl Scene {
         loads.iter().position(|&load| load == 1).unwrap_or_else(|| panic!("nobody serves: {loads:?}"))
     }
 
-    /// Whether the router sends new requests to this worker.
-    async fn lists(&self, id: &str) -> reqwest::Result<bool> {
-        let said = self.client.get(format!("http://{}/v1/workers", self.address)).send().await?;
-        let said: Value = said.json().await?;
-        let mut workers = said["workers"].as_array().expect("a list of workers").iter();
-        Ok(workers.any(|worker| worker["worker_id"] == id && worker["status"] == "active"))
-    }
-
     /// What docs/infera.md says, beside the stream.
     async fn is_as_promised(&self, fault: &Fault, lost: usize) {
-        let records = self.etcd.list(&self.workers[lost].key()).await.unwrap();
+        let records = self.etcd.list(&key(&self.workers[lost].id)).await.unwrap();
         if fault.signal == Signal::SIGKILL {
             assert_eq!(records, [], "that life can never serve again");
         } else {
