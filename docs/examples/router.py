@@ -13,7 +13,7 @@ import sys
 import nats
 from nats.js.errors import NotFoundError
 
-LEASE_TTL = 6  # seconds
+LEASE_TTL = 15  # seconds
 
 
 class Router:

@@ -395,6 +395,14 @@ pub fn backoff(attempts: u32) -> Duration {
     most / 2 + most / 2000 * u32::try_from(share).unwrap_or(0)
 }
 
+/// A pause between things that are done for ever, up to a tenth shorter than `most`: those who lost the
+/// server together must not come to it together from then on.
+#[must_use]
+pub fn jittered(most: Duration) -> Duration {
+    let share = RandomState::new().hash_one(most) % 1000;
+    most - most / 10_000 * u32::try_from(share).unwrap_or(0)
+}
+
 fn check(info: &stream::Info) -> Result<(), Misshapen> {
     let config = &info.config;
     if !config.allow_message_ttl {
@@ -448,6 +456,10 @@ mod tests {
             assert!(wait >= Duration::from_millis(50) && wait <= Duration::from_secs(5), "{wait:?}");
         }
         assert!(backoff(40) >= Duration::from_millis(2500));
+        for _ in 0..100 {
+            let pause = jittered(Duration::from_secs(10));
+            assert!(pause > Duration::from_secs(9) && pause <= Duration::from_secs(10), "{pause:?}");
+        }
     }
 
     #[test]

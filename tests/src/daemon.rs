@@ -33,6 +33,9 @@ pub struct DaemonConfig {
     pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// What it logs.
+    #[serde(skip)]
+    pub log: &'static str,
     /// Further arguments of `lastgasp run`.
     #[serde(skip)]
     arguments: Vec<String>,
@@ -122,6 +125,8 @@ pub struct HealthConfig {
     grpc: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     http: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check_timeout_ms: Option<u64>,
     check_interval_ms: u64,
     /// How long it does not answer before it is hung, ms, where not as is usual.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,7 +135,13 @@ pub struct HealthConfig {
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        Self { grpc: String::new(), http: String::new(), check_interval_ms: 500, hang_window_ms: None }
+        Self {
+            grpc: String::new(),
+            http: String::new(),
+            check_timeout_ms: None,
+            check_interval_ms: 500,
+            hang_window_ms: None,
+        }
     }
 }
 
@@ -163,6 +174,7 @@ impl DaemonConfig {
             declare: None,
             notify: Vec::new(),
             worker: Vec::new(),
+            log: "info,lastgasp=debug",
             arguments: Vec::new(),
         }
     }
@@ -279,6 +291,43 @@ impl DaemonConfig {
         self
     }
 
+    /// Adds a process as a worker, whose health somebody else tells there; asked as often as is the default.
+    #[must_use]
+    pub fn with_process(mut self, name: &str, pid: u32, grpc: &str) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Pid(pid),
+            writer: "daemon",
+            endpoint: grpc.to_owned(),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            sever: toml::Table::new(),
+            health: HealthConfig { check_interval_ms: 1000, ..HealthConfig::grpc(grpc.to_owned()) },
+        });
+        self
+    }
+
+    /// Adds a worker by its pid that says by HTTP, at `/live` of this port, how it is, and is hung once it
+    /// has not answered for so long.
+    #[must_use]
+    pub fn with_http(mut self, name: &str, pid: u32, port: u16, hang_window_ms: u64) -> Self {
+        self = self.with_listener(name, name, port);
+        if let Some(worker) = self.worker.last_mut() {
+            worker.find = Find::Pid(pid);
+            worker.health = HealthConfig {
+                http: format!("http://127.0.0.1:{port}/live"),
+                check_interval_ms: hang_window_ms / 5,
+                check_timeout_ms: Some(hang_window_ms / 5),
+                hang_window_ms: Some(hang_window_ms),
+                ..HealthConfig::default()
+            };
+        }
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(self, engine: &Engine) -> Self {
@@ -375,7 +424,7 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        command.args(["--log", config.log]).args(&config.arguments);
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_the_tests_own(name)) {
             command.env_remove(name);
         }

@@ -123,6 +123,11 @@ impl Nats {
         Ok(async_nats::jetstream::new(self.client().await?))
     }
 
+    /// Its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.identity.pid)
+    }
+
     /// Where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -228,7 +233,12 @@ impl Nats {
     }
 }
 
-fn free_port() -> Result<u16, HarnessError> {
+/// A port of loopback that was free a moment ago.
+///
+/// # Errors
+///
+/// There is none.
+pub fn free_port() -> Result<u16, HarnessError> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port()).map_err(|source| HarnessError::Io { what: "a free port".into(), source })
 }
@@ -247,14 +257,24 @@ impl Cluster {
     ///
     /// As for [`Nats::start`]; or they do not find together.
     pub async fn start(folder: &Path, size: usize) -> Result<Self, HarnessError> {
+        Self::start_with(folder, vec![Options::default(); size]).await
+    }
+
+    /// As [`Self::start`], one server for each of these options.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`].
+    pub async fn start_with(folder: &Path, options: Vec<Options>) -> Result<Self, HarnessError> {
+        let size = options.len();
         let ports = (0..size).map(|_| free_port()).collect::<Result<Vec<_>, _>>()?;
         let mut servers = Vec::new();
-        for (index, port) in ports.iter().enumerate() {
+        for ((index, port), options) in ports.iter().enumerate().zip(options) {
             let name = format!("n{index}");
             let own = folder.join(&name);
             std::fs::create_dir_all(&own)
                 .map_err(|source| HarnessError::Io { what: own.display().to_string(), source })?;
-            let options = Options { cluster: Some((name, *port, ports.clone())), ..Options::default() };
+            let options = Options { cluster: Some((name, *port, ports.clone())), ..options };
             let mut server = Nats::prepare(&own, options)?;
             server.launch()?;
             servers.push(server);

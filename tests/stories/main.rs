@@ -19,6 +19,7 @@ mod daemon_stops;
 mod daemon_without_ebpf;
 mod daemon_without_room;
 mod declared_worker;
+mod dynamo;
 mod engine_core_killed;
 mod history;
 mod hostile_names;

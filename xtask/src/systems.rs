@@ -21,6 +21,9 @@ Examples:
   cargo xtask systems dynamo     only tests whose name contains this; the other rows stay
   cargo xtask systems --runs 3   fewer repetitions
 
+  LASTGASP_INFERA_SRC=/src/Infera cargo xtask systems infera
+                                 Infera, from a checkout; without one its rows stay
+
 Their packages are installed into target/ by pip, 6 GB. It needs root. The rows of the tests that ended
 well are written, whatever became of the others.
 Exit status: 0 all were measured, 1 a test failed.")]

@@ -22,6 +22,9 @@ use crate::fault;
 pub const RECORD_TTL: Duration = Duration::from_secs(24 * 3600);
 /// How often a record's TTL is renewed.
 const RENEWAL: Duration = Duration::from_secs(6 * 3600);
+/// How often a daemon looks whether its records are still there. A stream that is purged says nothing to
+/// those who watch it. Each look is a question to the stream's leader, and a thousand daemons ask.
+pub const LOOK: Duration = Duration::from_secs(10);
 /// Pauses between tries while the server does not answer.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Shortest time between two writes over what is no record.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, ReadError, Value, WriteError};
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, ReadError, Value, WriteError, jittered};
 use lastgasp_protocol::{Name, NodeLease};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -86,7 +86,8 @@ pub async fn keep(
             }
             Err(Verdict::Refuse(why)) => LeaseEvent::Refused(why),
         };
-        let pause = if event == LeaseEvent::Held { ttl / 3 } else { (ttl / 12).max(Duration::from_millis(250)) };
+        let pause =
+            if event == LeaseEvent::Held { jittered(ttl / 3) } else { (ttl / 12).max(Duration::from_millis(250)) };
         if events.send(event).is_err() {
             return;
         }

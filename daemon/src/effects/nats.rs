@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
 use async_nats::{Client, ConnectOptions, Event};
-use lastgasp_protocol::kv::{Bucket, Fault, OLDEST_SERVER, OpenError, backoff};
+use lastgasp_protocol::kv::{Bucket, Fault, OLDEST_SERVER, OpenError, backoff, jittered};
 use lastgasp_protocol::login::{LoggedIn, LoginError};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, Name, ROUTERS_BUCKET, WORKERS_BUCKET};
 use tokio::sync::watch;
@@ -18,8 +18,14 @@ const PING_INTERVAL: Duration = Duration::from_millis(1500);
 const LONGEST_RECONNECT: Duration = Duration::from_secs(2);
 /// How long a JetStream acknowledgement is awaited before the outcome counts as unknown.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is seen to that the buckets are there and have their shape.
-const INSPECTION: Duration = Duration::from_secs(10);
+/// How long any other answer is awaited. A server of a cluster does not answer who asks for a bucket that
+/// another is being given at that moment (measured with nats-server 2.15), and that is when all daemons
+/// ask: at the very first start.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often it is seen to that the buckets are there and have their shape. It takes four questions, and a
+/// thousand daemons that ask them cost the servers more than all leases do. A bucket that is deleted is
+/// noticed at the next renewal of the lease.
+const INSPECTION: Duration = Duration::from_secs(30);
 /// What is worse for a bucket that is not as it was asked for.
 const AS_FOUND: &str = "it is used as it is";
 /// How long certificates are kept.
@@ -117,6 +123,7 @@ pub fn patient_login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions,
         .retry_on_initial_connect()
         .ping_interval(PING_INTERVAL)
         .connection_timeout(Duration::from_secs(3))
+        .request_timeout(Some(REQUEST_TIMEOUT))
         .reconnect_delay_callback(|attempts| match attempts {
             0 | 1 => Duration::ZERO,
             attempts => backoff(u32::try_from(attempts - 2).unwrap_or(u32::MAX)).min(LONGEST_RECONNECT),
@@ -171,7 +178,7 @@ pub async fn keep_open(
                     opened.get_or_insert((context.clone(), buckets));
                     first
                 });
-                INSPECTION
+                jittered(INSPECTION)
             }
             None => {
                 attempts += 1;

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff};
+use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff, jittered};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::effects::discovery::{Present, RECORD_TTL};
+use crate::effects::discovery::{LOOK, Present, RECORD_TTL};
 use crate::effects::nats::Link;
 use crate::effects::standing::Standing;
 use crate::losses::Loss;
@@ -45,10 +45,6 @@ struct Left {
     /// Records that were withdrawn.
     ended: Vec<WorkerRecord>,
 }
-
-/// How often it is looked whether this node's records are still there: about as often as the node's
-/// lease is renewed. A stream that is purged says nothing to those who watch it.
-const LOOK: Duration = Duration::from_secs(2);
 
 impl Supervisor {
     /// A worker's own record was read. It may come before the process was found, or after.
@@ -320,7 +316,8 @@ impl OwnRecords {
         let asked = Instant::now();
         let mut changes = bucket.watch(&filter).await?;
         let mut listing = Some(HashSet::new());
-        let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+        let pause = jittered(LOOK);
+        let mut look = tokio::time::interval_at(Instant::now() + pause, pause);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut link = self.link.clone();
         loop {

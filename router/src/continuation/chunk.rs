@@ -91,7 +91,7 @@ impl<'a> Chunk<'a> {
     pub(crate) fn error(&self) -> Option<InBandError> {
         let inner = match self.top.present("error") {
             Some(error) => Object::parse(error).unwrap_or_default(),
-            None if self.top.get::<String>("object").as_deref() == Some("error") => self.top.clone(),
+            None if self.top.raw("object") == Some(r#""error""#) => self.top.clone(),
             None => return None,
         };
         Some(InBandError { status: inner.get("code").or_else(|| inner.get("status_code")) })
@@ -165,7 +165,8 @@ impl<'a> Chunk<'a> {
     /// The chunk as JSON, with the choices as they are now.
     pub(crate) fn into_text(mut self) -> String {
         if self.top.raw("choices").is_some() || !self.choices.is_empty() {
-            let mut choices = String::from("[");
+            let mut choices = String::with_capacity(256);
+            choices.push('[');
             for (at, choice) in self.choices.iter().enumerate() {
                 if at > 0 {
                     choices.push(',');

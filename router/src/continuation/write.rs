@@ -4,8 +4,13 @@ use serde_json::json;
 
 /// Appends a `data` event. JSON has line ends only between tokens, where a space does as well.
 pub(crate) fn data(out: &mut Vec<u8>, json: &str) {
+    out.reserve(json.len() + 8);
     out.extend_from_slice(b"data: ");
-    out.extend(json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    let begin = out.len();
+    out.extend_from_slice(json.as_bytes());
+    for byte in out[begin..].iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
+        *byte = b' ';
+    }
     out.extend_from_slice(b"\n\n");
 }
 

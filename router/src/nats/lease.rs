@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use lastgasp_protocol::kv::{Bucket, Expect, Fault, ReadError, Value, WriteError, backoff};
+use lastgasp_protocol::kv::{Bucket, Expect, Fault, ReadError, Value, WriteError, backoff, jittered};
 use lastgasp_protocol::{ROUTERS_BUCKET, RouterLease};
 use tokio::sync::watch;
 use tracing::info;
 
 use super::Link;
 
-/// How long the key stays without being renewed.
-const TTL: Duration = Duration::from_secs(6);
+/// How long the key stays without being renewed. A daemon only waits a second longer for the answer of a
+/// router that is gone, and every renewal goes to every daemon.
+const TTL: Duration = Duration::from_secs(15);
 /// Longest wait for it to be deleted.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 /// Three chances to renew it.
-const RENEWAL: Duration = Duration::from_secs(2);
+const RENEWAL: Duration = Duration::from_secs(5);
 
 /// Keeps the key until the router is stopped, then gives it back.
 pub(super) async fn run(mut link: Link, mut stopped: watch::Receiver<bool>) {
@@ -66,7 +67,7 @@ async fn hold(link: &Link, lease: &RouterLease, attempts: &mut u32) -> Result<()
                 }
                 *attempts = 0;
                 expect = Expect::Revision(revision);
-                tokio::time::sleep(RENEWAL).await;
+                tokio::time::sleep(jittered(RENEWAL)).await;
             }
             // It lapsed, or the router that had this name before wrote it last.
             Err(WriteError::Mismatch) => expect = expected(&bucket, &key).await?,

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lastgasp_protocol::Mode;
 use serde_json::{Map, Value};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
@@ -93,6 +93,15 @@ enum End {
     ClientGone,
     /// The worker is to be left, for this reason.
     Lost(Leaving),
+}
+
+/// Waits for the next change of a fate.
+async fn next(mut fate: watch::Receiver<Fate>) -> watch::Receiver<Fate> {
+    if fate.changed().await.is_err() {
+        // Its listing is gone, and nobody is left to say anything.
+        std::future::pending().await
+    }
+    fate
 }
 
 /// A move that is counted when the next worker gives its first chunk.
@@ -308,7 +317,13 @@ impl Session {
         let mut looked = false;
         let mut heard = tokio::time::Instant::now();
         let patience = proxy.patience();
-        let mut look = heard + patience;
+        // When it was heard or looked into last.
+        let mut checked = heard;
+        // Made once and not for each chunk: to put them into the runtime's lists, and to take them out
+        // again, costs as much as a chunk does.
+        let mut gone = std::pin::pin!(client.closed());
+        let mut told = std::pin::pin!(next(fate.clone()));
+        let mut look = std::pin::pin!(tokio::time::sleep_until(checked + patience));
         loop {
             if !std::mem::replace(&mut looked, true) {
                 let now = *fate.borrow_and_update();
@@ -328,15 +343,18 @@ impl Session {
             }
             tokio::select! {
                 biased;
-                () = client.closed() => return End::ClientGone,
-                Ok(()) = fate.changed() => looked = false,
+                () = &mut gone => return End::ClientGone,
+                changed = &mut told => {
+                    told.set(next(changed));
+                    looked = false;
+                }
                 Ok(()) = changes.changed(), if leaving.is_some() => looked = false,
                 Ok(permit) = client.reserve(), if !self.out.is_empty() => {
                     permit.send(Ok(std::mem::take(&mut self.out).into()));
                 }
                 piece = response.chunk(), if self.out.len() < HIGH_WATER => {
                     heard = tokio::time::Instant::now();
-                    look = heard + patience;
+                    checked = heard;
                     let progress = match piece {
                         Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
                         Ok(None) => self.stream.ended(&mut self.out),
@@ -348,12 +366,19 @@ impl Session {
                         Progress::Complete | Progress::Rejected => return End::Complete,
                         Progress::Broken(broken) => return End::Lost(Leaving::Broken(broken)),
                     }
-                }
-                () = tokio::time::sleep_until(look) => {
-                    if let Some(leaving) = proxy.look_into(&listing, heard.elapsed()).await {
-                        return End::Lost(leaving);
+                    // Most clients keep up, and then there is nothing to wait for.
+                    if !self.out.is_empty() && let Ok(permit) = client.try_reserve() {
+                        permit.send(Ok(std::mem::take(&mut self.out).into()));
                     }
-                    look = tokio::time::Instant::now() + patience;
+                }
+                () = &mut look => {
+                    if checked.elapsed() >= patience {
+                        if let Some(leaving) = proxy.look_into(&listing, heard.elapsed()).await {
+                            return End::Lost(leaving);
+                        }
+                        checked = tokio::time::Instant::now();
+                    }
+                    look.as_mut().reset(checked + patience);
                 }
             }
         }

@@ -6,11 +6,12 @@ mod breaker;
 mod lease;
 mod listing;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use indexmap::IndexMap;
 use lastgasp_protocol::{
     Action, Incarnation, LeaseKind, MigrateSignal, Mode, Name, WorkerRecord, WorkerRef, WorkerState, worker_key,
 };
@@ -24,6 +25,10 @@ use lease::Leases;
 pub const NODE_TTL: Duration = Duration::from_secs(6);
 /// Most (incarnation, epoch)s that are remembered as gone before their record was seen.
 const GRAVES: usize = 4096;
+
+/// How often a worker is drawn at random before all are looked at. Each request would else cost the more,
+/// the more workers there are; with one worker in two fit to be drawn, one request in 4,000 does.
+const DRAWS: usize = 16;
 
 /// Whether a listing is still one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +64,8 @@ struct Grave {
 
 #[derive(Debug)]
 struct Inner {
-    slots: HashMap<String, Slot>,
+    /// In an order, so that one can be drawn.
+    slots: IndexMap<String, Slot>,
     graves: VecDeque<Grave>,
     leases: Leases,
 }
@@ -126,7 +132,7 @@ impl Workers {
     #[must_use]
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<Listing>>) {
         let (arrivals, announced) = mpsc::unbounded_channel();
-        let inner = Inner { slots: HashMap::new(), graves: VecDeque::new(), leases: Leases::new(NODE_TTL) };
+        let inner = Inner { slots: IndexMap::new(), graves: VecDeque::new(), leases: Leases::new(NODE_TTL) };
         let workers =
             Self { inner: Mutex::new(inner), changed: watch::Sender::new(0), arrivals, random: RandomState::new() };
         (Arc::new(workers), announced)
@@ -307,16 +313,39 @@ impl Workers {
     pub fn choose(&self, model: &str, tried: &[Arc<Listing>], stream: bool) -> Option<Ticket> {
         let now = Instant::now();
         let inner = self.lock();
-        let serving: Vec<&Slot> = inner
-            .slots
-            .values()
-            .filter(|slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving)
-            .filter(|slot| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
-            .filter(|slot| !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing)))
-            .collect();
+        let serves = |slot: &Slot| {
+            slot.standing == Standing::Listed
+                && slot.state == WorkerState::Serving
+                && (slot.models.is_empty() || slot.models.iter().any(|name| name == model))
+                && !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing))
+        };
         let leased =
-            |slot: &&Slot| slot.lease == LeaseKind::None || !inner.leases.is_lapsed(&slot.listing.key.node, now);
-        let open = |slot: &&Slot| slot.listing.breaker().allows(now);
+            |slot: &Slot| slot.lease == LeaseKind::None || !inner.leases.is_lapsed(&slot.listing.key.node, now);
+        let open = |slot: &Slot| slot.listing.breaker().allows(now);
+        let random = |below: usize, draw: usize| {
+            usize::try_from(self.random.hash_one((now, draw)) >> 1).unwrap_or_default() % below.max(1)
+        };
+        let take = |pair: [&Slot; 2]| {
+            let chosen = pair.into_iter().min_by_key(|slot| slot.listing.in_flight())?;
+            chosen.listing.breaker().sent(now);
+            Some(Ticket::new(Arc::clone(&chosen.listing), stream))
+        };
+
+        // Two draws nearly always do, however many workers there are.
+        if inner.slots.len() > DRAWS {
+            let mut first: Option<&Slot> = None;
+            for draw in 0..DRAWS {
+                let Some((_, slot)) = inner.slots.get_index(random(inner.slots.len(), draw)) else { continue };
+                if !(serves(slot) && leased(slot) && open(slot)) {
+                    continue;
+                }
+                match first {
+                    Some(first) if !std::ptr::eq(first, slot) => return take([first, slot]),
+                    _ => first = Some(slot),
+                }
+            }
+        }
+        let serving: Vec<&Slot> = inner.slots.values().filter(|slot| serves(slot)).collect();
         // The best kind that exists: a lapsed lease or a shut breaker is no reason to refuse everybody.
         let tiers: [Vec<&Slot>; 3] = [
             serving.iter().copied().filter(|slot| leased(slot) && open(slot)).collect(),
@@ -324,20 +353,12 @@ impl Workers {
             serving,
         ];
         let tier = tiers.iter().find(|tier| !tier.is_empty())?;
-        let mut random = usize::try_from(self.random.hash_one((now, tier.len())) >> 1).unwrap_or(0);
-        let mut below = |n: usize| {
-            let value = random % n;
-            random /= n;
-            value
-        };
-        let first = below(tier.len());
-        let mut second = if tier.len() > 1 { below(tier.len() - 1) } else { 0 };
+        let first = random(tier.len(), DRAWS);
+        let mut second = if tier.len() > 1 { random(tier.len() - 1, DRAWS + 1) } else { 0 };
         if second >= first && tier.len() > 1 {
             second += 1;
         }
-        let chosen = [tier[first], tier[second]].into_iter().min_by_key(|slot| slot.listing.in_flight())?;
-        chosen.listing.breaker().sent(now);
-        Some(Ticket::new(Arc::clone(&chosen.listing), stream))
+        take([tier[first], tier[second]])
     }
 
     /// Whether any listing, chosen or not, has this model.
@@ -387,6 +408,11 @@ impl Workers {
             .collect();
         view.sort_by(|a, b| a.worker.cmp(&b.worker));
         view
+    }
+
+    /// What is listed under a name, or was last.
+    pub fn listing(&self, key: &Key) -> Option<Arc<Listing>> {
+        self.lock().slots.get(&worker_key(&key.node, &key.worker)).map(|slot| Arc::clone(&slot.listing))
     }
 
     /// Every listing in use, for metrics.

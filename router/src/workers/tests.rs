@@ -52,6 +52,28 @@ fn the_one_with_fewer_requests_is_chosen() {
 }
 
 #[test]
+fn among_many_that_may_not_be_chosen_the_one_that_may_is_found() {
+    let names: Vec<String> = (0..200).map(|number| format!("w{number}")).collect();
+    let records: Vec<_> = names.iter().map(|name| (name.as_str(), "1", 1)).collect();
+    let workers = workers(&records);
+    workers.signal(&signal(Action::Move, Mode::Lost, &records[1..]));
+    for _ in 0..20 {
+        assert_eq!(chosen(&workers).as_deref(), Some("w0"));
+    }
+}
+
+#[test]
+fn of_many_none_is_left_without_work() {
+    let names: Vec<String> = (0..50).map(|number| format!("w{number}")).collect();
+    let workers = workers(&names.iter().map(|name| (name.as_str(), "1", 1)).collect::<Vec<_>>());
+    let tickets: Vec<Ticket> = (0..5000).filter_map(|_| workers.choose("m", &[], true)).collect();
+    let loads: Vec<u64> = workers.view().iter().map(|view| view.in_flight).collect();
+    assert_eq!(tickets.len(), 5000);
+    // Of two at random the one with less to do: all have 100, give or take a few.
+    assert!(loads.iter().all(|load| (80..=120).contains(load)), "{loads:?}");
+}
+
+#[test]
 fn a_lost_signal_excludes_all_it_names_before_any_stream_wakes() {
     let workers = workers(&[("a", "1", 1), ("b", "1", 1), ("c", "1", 1)]);
     workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1), ("b", "1", 1)]));
