@@ -53,8 +53,8 @@ struct Arguments {
     /// Deaths of each sort; a tenth where each takes seconds.
     #[arg(long, value_name = "N", default_value_t = DEATHS)]
     deaths: usize,
-    /// Only these situations of `death`.
-    #[arg(long, value_name = "SITUATION", value_delimiter = ',', value_parser = death::SITUATIONS)]
+    /// Only these parts of `death` and `node`.
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = PARTS)]
     only: Vec<String>,
     /// Another version of what is measured, in turns with this one: of `lastgasp` for `death`, of
     /// `lastgasp-router` for `router`.
@@ -70,6 +70,9 @@ struct Arguments {
 
 /// For a 99th percentile that is not the largest of all.
 const DEATHS: usize = 300;
+
+/// Situations of `death`, and sections of `node`.
+const PARTS: [&str; 8] = ["quiet", "busy", "core", "large", "dump", "idle", "storms", "programs"];
 
 /// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -115,10 +118,16 @@ struct Options {
     quick: bool,
     /// Deaths of each sort.
     deaths: usize,
-    /// Situations of the deaths; all if there are none.
+    /// Parts; all if none is named.
     only: Vec<String>,
     /// Another daemon, or another router.
     beside: Option<PathBuf>,
+}
+
+impl Options {
+    fn wants(&self, part: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == part)
+    }
 }
 
 /// Why nothing was measured.
@@ -235,7 +244,7 @@ fn command(name: Name, options: &Options) -> String {
     } else if name == Name::Death && options.deaths != DEATHS {
         command += &format!(" --deaths {}", options.deaths);
     }
-    if name == Name::Death && !options.only.is_empty() {
+    if !options.only.is_empty() {
         command += &format!(" --only {}", options.only.join(","));
     }
     command

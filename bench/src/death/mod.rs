@@ -18,8 +18,6 @@ use nix::sys::signal::Signal;
 use crate::report::Section;
 use crate::{BenchError, Options};
 
-/// The names of all situations.
-pub(crate) const SITUATIONS: [&str; 5] = ["quiet", "busy", "core", "large", "dump"];
 /// Time to live of the lease, as Dynamo's of etcd.
 const LEASE: Duration = Duration::from_secs(10);
 /// Deaths in a situation in which each takes seconds, to one in the others.
@@ -147,8 +145,7 @@ fn situations(options: &Options) -> Vec<Situation> {
             ..heavy
         },
     ];
-    let wanted = |slug| options.only.is_empty() || options.only.iter().any(|only| only == slug);
-    all.into_iter().filter(|situation| wanted(situation.slug)).collect()
+    all.into_iter().filter(|situation| options.wants(situation.slug)).collect()
 }
 
 pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {

@@ -9,8 +9,15 @@ use crate::report::Section;
 use crate::{BenchError, Options};
 
 pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
-    let idle = idle::section(options).await?;
-    let storms = storms::section(options).await?;
-    let programs = programs::section(options).await?;
-    Ok(vec![idle, storms, programs])
+    let mut sections = Vec::new();
+    if options.wants("idle") {
+        sections.push(idle::section(options).await?);
+    }
+    if options.wants("storms") {
+        sections.push(storms::section(options).await?);
+    }
+    if options.wants("programs") {
+        sections.push(programs::section(options).await?);
+    }
+    Ok(sections)
 }

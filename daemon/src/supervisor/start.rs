@@ -121,6 +121,9 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Auto => load().map_err(NoEbpf::from),
         EbpfMode::Required => Ok(load()?),
     };
+    if let Err(error) = priority::short_slice() {
+        tracing::debug!(%error, "no short slice");
+    }
     if config.realtime
         && let Err(error) = priority::realtime()
     {

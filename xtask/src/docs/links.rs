@@ -6,7 +6,8 @@ use super::page::Page;
 use crate::tools;
 
 /// Folders of the repository; a path that begins with one of them is meant as such.
-const FOLDERS: [&str; 9] = ["daemon/", "deploy/", "docs/", "ebpf/", "protocol/", "router/", "tests/", "xtask/", "src/"];
+const FOLDERS: [&str; 10] =
+    ["bench/", "daemon/", "deploy/", "docs/", "ebpf/", "protocol/", "router/", "tests/", "xtask/", "src/"];
 
 #[test]
 fn every_link_leads_somewhere() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -65,8 +65,7 @@ pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig)
     for service in 0..services.len() {
         tasks.spawn(watch(dial.clone(), service, machine.name(service).to_owned(), Duration::ZERO, events.clone()));
     }
-    let mut tick = interval(config.check_interval);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = super::in_step(config.check_interval);
     let mut channel = None;
     let mut asking = false;
     let mut ask = Ask::No;

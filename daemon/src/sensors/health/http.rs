@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
-
 use super::Context;
 use super::grpc::Reply;
 use super::machine::{Answer, Machine, Outcome};
@@ -19,8 +17,7 @@ pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig)
         return;
     };
     let mut machine = Machine::http(address, context.served_before());
-    let mut tick = interval(config.check_interval);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = super::in_step(config.check_interval);
     loop {
         context.tell(&machine);
         let aloud = tokio::select! {

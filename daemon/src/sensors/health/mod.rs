@@ -10,13 +10,13 @@ mod once;
 
 use std::error::Error;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use self::machine::Machine;
 pub use self::once::{Asked, ask};
@@ -113,8 +113,7 @@ impl Context {
         let Life { root, port, .. } = self.life;
         let why = self.summary.borrow().clone();
         let say = |what: &str| self.say(format!("{why}; {what} port {port}"));
-        let mut tick = interval(every);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = in_step(every);
         loop {
             tokio::select! {
                 () = self.asked.notified() => {}
@@ -186,6 +185,18 @@ impl Context {
     const fn served_before(&self) -> bool {
         self.life.served_before
     }
+}
+
+/// Ticks at once, and then at the moments at which all with this period tick: one wake-up of the thread
+/// asks all workers, and few read what they answer.
+fn in_step(period: Duration) -> Interval {
+    static BEGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    let into = BEGIN.elapsed().as_nanos() % period.as_nanos().max(1);
+    let now = Instant::now();
+    let last = now.checked_sub(Duration::from_nanos(u64::try_from(into).unwrap_or(0))).unwrap_or(now);
+    let mut tick = interval_at(last, period);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    tick
 }
 
 /// ECONNREFUSED.
