@@ -152,8 +152,17 @@ impl World {
         let ledgers = Ledgers::keep(told);
         let monitors = Monitors { urls, pids };
         let routers = Vec::new();
-        let mut world =
-            Self { nodes: Vec::new(), routers, ledgers, outcomes, monitors, certificates: 0, cluster, _folder: folder };
+        let mut world = Self {
+            nodes: Vec::new(),
+            routers,
+            ledgers,
+            outcomes,
+            monitors,
+            certificates: 0,
+            patient,
+            cluster,
+            _folder: folder,
+        };
         world.start_routers(count).await?;
         Ok(world)
     }
