@@ -54,6 +54,8 @@ pub enum Loss {
     InferaNotice,
     /// A record in Infera's etcd that could not be changed, however often it was tried.
     InferaRecord,
+    /// Records of a worker in Dynamo's discovery that could not be changed, however often it was tried.
+    DynamoRecord,
 }
 
 impl Loss {
@@ -80,6 +82,7 @@ impl Loss {
             Self::InferaRequest,
             Self::InferaNotice,
             Self::InferaRecord,
+            Self::DynamoRecord,
         ])
     }
 
@@ -98,6 +101,7 @@ impl Loss {
             Self::Signal | Self::Certificate => "publish",
             Self::NoticeQueue | Self::Notice => "notify",
             Self::InferaRequest | Self::InferaNotice | Self::InferaRecord => "infera",
+            Self::DynamoRecord => "dynamo",
         }
     }
 
@@ -107,7 +111,7 @@ impl Loss {
         match self {
             Self::Ring(kind) => kind.as_str(),
             Self::Event => "event",
-            Self::Record | Self::RefusedRecord | Self::InferaRecord => "record",
+            Self::Record | Self::RefusedRecord | Self::InferaRecord | Self::DynamoRecord => "record",
             Self::InferaRequest => "request",
             Self::InferaNotice => "notice",
             Self::Answer => "answer",

@@ -48,6 +48,11 @@ pub struct Metrics {
     /// What became of records in Infera's etcd, by `outcome`: `deleted`, `drained`, `restored`,
     /// `absent`, `changed`, `failed`.
     pub infera_records: IntCounterVec,
+    /// What became of a worker's records in Dynamo's discovery, by `outcome`: `deleted`, `restored`,
+    /// `absent`, `changed`, `lapsed`, `failed`.
+    pub dynamo_records: IntCounterVec,
+    /// Instances in Dynamo that a worker is known to be, by `worker`.
+    pub dynamo_instances: IntGaugeVec,
     /// Reply inboxes that are remembered, by `worker`.
     pub infera_remembered: IntGaugeVec,
     /// What was done about the processes of lost workers, by `action` and `outcome`.
@@ -111,6 +116,18 @@ impl Metrics {
                 "infera_records_total",
                 "What became of records in Infera's etcd.",
                 &["outcome"],
+            ),
+            dynamo_records: counters(
+                &registry,
+                "dynamo_records_total",
+                "What became of a worker's records in Dynamo's discovery.",
+                &["outcome"],
+            ),
+            dynamo_instances: gauges(
+                &registry,
+                "dynamo_instances",
+                "Instances in Dynamo that a worker is known to be.",
+                &["worker"],
             ),
             infera_remembered: gauges(
                 &registry,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lastgasp::config::{EtcdConfig, InferaConfig, NatsConfig};
 use lastgasp::metrics::Metrics;
-use lastgasp::notify::infera::{Infera, Lost, Told};
-use lastgasp::notify::{Notice, NoticeKind, Notifier};
+use lastgasp::notify::infera::Infera;
+use lastgasp::notify::{Lost, Notice, NoticeKind, Notifier, Told};
 use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name, SCHEMA};
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::GIVE_UP;
@@ -44,10 +44,10 @@ impl Sink {
         let report = Arc::new(move |told| drop(report.send(told)));
         let (side, node) = (tokio::runtime::Handle::current(), name("gpu-a"));
         let infera = Infera::start(&config, &node, &side, &metrics, report).unwrap();
-        let notifier = Notifier::start(&[], vec![infera], &side, &metrics);
+        let notifier = Notifier::start(&[], vec![infera], Vec::new(), &side, &metrics);
         let client = nats.client().await.unwrap();
         for (worker, id) in workers {
-            notifier.known(&name(worker), id);
+            notifier.known(&name(worker), id, None);
         }
         let sink = Self { notifier, metrics, client, told, nats, _folder: folder };
         for (worker, id) in workers {

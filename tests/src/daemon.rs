@@ -123,10 +123,38 @@ enum Find {
 pub struct HealthConfig {
     #[serde(skip_serializing_if = "String::is_empty")]
     grpc: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    http: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check_timeout_ms: Option<u64>,
     check_interval_ms: u64,
     /// How long it does not answer before it is hung, ms, where not as is usual.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_window_ms: Option<u64>,
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self {
+            grpc: String::new(),
+            http: String::new(),
+            check_timeout_ms: None,
+            check_interval_ms: 500,
+            hang_window_ms: None,
+        }
+    }
+}
+
+impl HealthConfig {
+    /// By gRPC, at `http://HOST:PORT`.
+    pub fn grpc(url: String) -> Self {
+        Self { grpc: url, ..Self::default() }
+    }
+
+    /// By HTTP, at `http://HOST:PORT/PATH`.
+    pub fn http(url: String) -> Self {
+        Self { http: url, ..Self::default() }
+    }
 }
 
 impl DaemonConfig {
@@ -258,7 +286,7 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: String::new(), check_interval_ms: 500, hang_window_ms: None },
+            health: HealthConfig::default(),
         });
         self
     }
@@ -277,28 +305,61 @@ impl DaemonConfig {
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: grpc.to_owned(), check_interval_ms: 1000, hang_window_ms: None },
+            health: HealthConfig { check_interval_ms: 1000, ..HealthConfig::grpc(grpc.to_owned()) },
         });
+        self
+    }
+
+    /// Adds a worker by its pid that says by HTTP, at `/live` of this port, how it is, and is hung once it
+    /// has not answered for so long.
+    #[must_use]
+    pub fn with_http(mut self, name: &str, pid: u32, port: u16, hang_window_ms: u64) -> Self {
+        self = self.with_listener(name, name, port);
+        if let Some(worker) = self.worker.last_mut() {
+            worker.find = Find::Pid(pid);
+            worker.health = HealthConfig {
+                http: format!("http://127.0.0.1:{port}/live"),
+                check_interval_ms: hang_window_ms / 5,
+                check_timeout_ms: Some(hang_window_ms / 5),
+                hang_window_ms: Some(hang_window_ms),
+                ..HealthConfig::default()
+            };
+        }
         self
     }
 
     /// Adds `engine` as a worker of this name.
     #[must_use]
-    pub fn with(mut self, engine: &Engine) -> Self {
-        let name = engine.process.name().to_owned();
+    pub fn with(self, engine: &Engine) -> Self {
+        let health = HealthConfig::grpc(engine.grpc());
+        let config = self.with_vllm(engine.process.name(), &engine.declared, engine.endpoint(), health);
+        config.serving(&engine.ready.model)
+    }
+
+    /// Adds a vLLM that carries `declared` in `LASTGASP_WORKER`, and serves the model `tiny`.
+    #[must_use]
+    pub fn with_vllm(mut self, name: &str, declared: &str, endpoint: String, health: HealthConfig) -> Self {
         self.worker.push(WorkerConfig {
-            find: Find::Env(engine.declared.clone()),
-            name,
+            find: Find::Env(declared.to_owned()),
+            name: name.to_owned(),
             engine: "vllm",
             writer: "daemon",
-            endpoint: engine.endpoint(),
-            models: vec![engine.ready.model.clone()],
+            endpoint,
+            models: vec!["tiny".to_owned()],
             drain_window_ms: 60_000,
             on_lost: "none".into(),
             reap_grace_ms: 0,
             sever: toml::Table::new(),
-            health: HealthConfig { grpc: engine.grpc(), check_interval_ms: 500, hang_window_ms: None },
+            health,
         });
+        self
+    }
+
+    /// The last worker serves this model.
+    fn serving(mut self, model: &str) -> Self {
+        if let Some(worker) = self.worker.last_mut() {
+            worker.models = vec![model.to_owned()];
+        }
         self
     }
 }

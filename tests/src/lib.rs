@@ -18,6 +18,7 @@ pub mod discovery;
 pub mod distribution;
 pub mod engine;
 mod error;
+pub mod etcd;
 pub mod kernel_objects;
 pub mod matrix;
 pub mod model;
@@ -27,7 +28,9 @@ pub mod proxy;
 pub mod ready;
 pub mod reference;
 pub mod router;
+pub mod shape;
 pub mod skipped;
+pub mod systems;
 pub mod user;
 
 pub use error::HarnessError;

@@ -58,7 +58,7 @@ pub fn is_long() -> bool {
 }
 
 /// One write, so that rows of tests that run at once do not mix (`O_APPEND`).
-fn append(path: &Path, row: &impl Serialize) -> std::io::Result<()> {
+pub(crate) fn append(path: &Path, row: &impl Serialize) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(row)?;
     line.push(b'\n');
     OpenOptions::new().create(true).append(true).open(path)?.write_all(&line)

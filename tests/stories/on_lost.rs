@@ -1,5 +1,6 @@
 //! What is done about the processes of a worker that is lost.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use lastgasp_protocol::Certificate;
@@ -99,6 +100,31 @@ async fn a_root_that_does_not_listen_is_killed() {
     gone(root).await;
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert!(effects(&certificate).ends_with(&["terminate", "kill"]), "{certificate:#?}");
+}
+
+/// One that hangs hears no SIGTERM, and what is below it would keep the GPUs.
+#[tokio::test]
+async fn a_hung_engine_is_killed_with_all_that_is_below_it() {
+    let hung_soon = |mut config: DaemonConfig| {
+        config.worker[0].health.hang_window_ms = Some(3000);
+        on_lost("kill-tree", 0)(config)
+    };
+    let mut scene = Scene::configured("required", &[], hung_soon).await;
+    let (root, core) = (scene.engine("alpha").process.identity, scene.engine("alpha").core);
+
+    scene.engine("alpha").signal_root(Signal::SIGSTOP);
+
+    let exit = scene.engine("alpha").process.exited().await.unwrap();
+    assert_eq!(exit.signal(), Some(Signal::SIGKILL as i32));
+    gone(core).await;
+    let certificate = scene.discovery.certificate("alpha", |certificate| effects(certificate).contains(&"kill_tree"));
+    let certificate = certificate.await.unwrap();
+    let killed = |process: Identity| {
+        let pid = format!("(pid {}", process.pid);
+        certificate.timeline.iter().any(|moment| moment.what == "kill_tree" && moment.detail.contains(&pid))
+    };
+    assert!(killed(root) && killed(core), "{certificate:#?}");
+    assert!(scene.engine("beta").core.is_alive());
 }
 
 /// A program of the operator's reads the certificate, and what became of it stands there.

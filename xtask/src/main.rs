@@ -16,6 +16,7 @@ mod docs;
 mod faults;
 mod nats_server;
 mod record_btf;
+mod systems;
 mod test;
 mod test_kernels;
 mod tools;
@@ -36,6 +37,7 @@ enum Xtask {
     RecordBtf(record_btf::Arguments),
     Faults(faults::Arguments),
     Screenshots(chromium::Arguments),
+    Systems(systems::Arguments),
     Test(test::Arguments),
     TestKernels(test_kernels::Arguments),
 }
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Xtask::RecordBtf(arguments) => record_btf::main(&arguments),
         Xtask::Faults(arguments) => faults::main(&arguments),
         Xtask::Screenshots(arguments) => chromium::screenshots(&arguments),
+        Xtask::Systems(arguments) => systems::main(&arguments),
         Xtask::Test(arguments) => test::main(&arguments),
         Xtask::TestKernels(arguments) => test_kernels::main(&arguments),
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{build_ebpf, chromium, containers, debian, nats_server, tools};
+use crate::{build_ebpf, chromium, containers, debian, nats_server, systems, tools};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -18,8 +18,9 @@ Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
   cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
-  cargo xtask test --peers               also beside LiteLLM, from PyPI
+  cargo xtask test --peers               also beside LiteLLM, Dynamo and vLLM, from PyPI (6 GB)
 
+With LASTGASP_INFERA_SRC=FOLDER also beside Infera, from a checkout of it there (20 minutes).
 Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
 skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
 Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
@@ -166,17 +167,18 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let mut infera = cargo("test");
     infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
     infera.env(nats_server::ENVIRONMENT, &nats);
-    let no_etcd = filtered.or(needs_root).or_else(|| match debian::ETCD.ensure() {
-        Ok(path) => {
-            infera.env(debian::ETCD.variable, path);
-            None
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            Some("no etcd: apt-get install etcd-server")
-        }
-    });
+    let etcd = filtered.or(needs_root).is_none().then(|| debian::ETCD.ensure());
+    if let Some(Err(error)) = &etcd {
+        eprintln!("{error}");
+    }
+    let etcd = etcd.and_then(Result::ok);
+    let no_etcd = filtered.or(needs_root).or_else(|| etcd.is_none().then_some("no etcd: apt-get install etcd-server"));
+    infera.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
     steps.push(step("Infera's router and discovery", &mut infera, no_etcd));
+    let mut dynamo = cargo("test");
+    dynamo.args(["-p", "lastgasp-tests", "--test", "dynamo", "--", "--include-ignored"]);
+    dynamo.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
+    steps.push(step("Dynamo's discovery", &mut dynamo, no_etcd));
 
     // The packages are installed into target/, by pip.
     let mut clients = cargo("test");
@@ -208,12 +210,15 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     steps.push(step("alert rules, by promtool", &mut rules, no_promtool));
     steps.push(step("dashboards, by Prometheus", &mut dashboards, no_promtool));
 
-    if arguments.peers {
-        let mut peers = cargo("test");
-        peers.args(["-p", "lastgasp-tests", "--test", "peers", "--", "--ignored"]);
-        peers.env(nats_server::ENVIRONMENT, &nats);
-        steps.push(step("peers", &mut peers, None));
-    }
+    // Infera's own parts need a checkout, which cannot be installed; where there is none, their tests say so.
+    let (name, absent) = if arguments.peers {
+        ("systems that people run", needs_root)
+    } else {
+        ("Infera itself, from a checkout", no_etcd)
+    };
+    let mut peers = if absent.is_none() { systems::peers()? } else { cargo("test") };
+    peers.args((!arguments.peers).then_some("infera::")).env(SKIPPED, skipped_here());
+    steps.push(step(name, &mut peers, absent));
 
     let mut kernels = xtask();
     kernels.arg("test-kernels");

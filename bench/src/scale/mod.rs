@@ -156,10 +156,10 @@ impl World {
             nodes: Vec::new(),
             routers,
             ledgers,
+            patient,
             outcomes,
             monitors,
             certificates: 0,
-            patient,
             cluster,
             _folder: folder,
         };

@@ -34,7 +34,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
     let status = status(settings);
     let declare = declare(settings);
     let workers = workers(settings, declare.enabled);
-    let (notify, infera) = sinks::notify(settings);
+    let sinks::Sinks { notify, infera, dynamo } = sinks::notify(settings);
     let policy = PolicyConfig {
         hold_down: millis(settings, "policy.hold_down_ms"),
         near_certain_recheck: millis(settings, "policy.near_certain_recheck_ms"),
@@ -62,6 +62,7 @@ pub(super) fn config(settings: &mut Settings, host: impl FnOnce() -> Option<Stri
         declare,
         notify,
         infera,
+        dynamo,
         workers,
     };
     settings.problems.is_empty().then_some(config)
@@ -185,6 +186,7 @@ fn on_lost(settings: &mut Settings, section: &str) -> OnLost {
     match text(settings, &word_path).as_str() {
         "reap" => OnLost::Reap,
         "terminate-root" => OnLost::TerminateRoot,
+        "kill-tree" => OnLost::KillTree,
         _ => OnLost::None,
     }
 }
@@ -236,6 +238,7 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
     let on_lost = on_lost(settings, section);
     let sever = sever(settings, &at("sever"));
     bounded(settings, section);
+    let dynamo_instance = dynamo_instance(settings, &at("dynamo_instance"));
     let infera_id = settings.text(&at("infera_id")).or_else(|| endpoint.as_deref().map(host_and_port));
     Some(WorkerConfig {
         engine: profile.name.clone(),
@@ -257,11 +260,27 @@ pub(super) fn worker(settings: &mut Settings, section: &str) -> Option<WorkerCon
         reap_grace: millis(settings, &at("reap_grace_ms")),
         sever: sever?,
         infera_id: infera_id?,
+        dynamo_instance,
         health,
         name: name?,
         endpoint: endpoint?,
         port: port?,
     })
+}
+
+/// As in the keys of Dynamo's records: hexadecimal.
+fn dynamo_instance(settings: &mut Settings, path: &str) -> Option<u64> {
+    let text = settings.text(path)?;
+    let instance = u64::from_str_radix(&text, 16);
+    if instance.is_err() {
+        let place = settings.place(path);
+        settings.refuse(
+            place,
+            path,
+            format!("{text:?} is no instance; write it as in its keys, as \"2b3a228b5059d13\""),
+        );
+    }
+    instance.ok()
 }
 
 /// What the contract's readers would refuse, see [`bounds`].

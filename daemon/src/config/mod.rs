@@ -60,6 +60,8 @@ pub struct Config {
     pub notify: Vec<NotifyConfig>,
     /// Infera's routers and discovery are told too.
     pub infera: Vec<InferaConfig>,
+    /// Dynamo's discovery is changed too.
+    pub dynamo: Vec<DynamoConfig>,
     /// The workers of this node, in the order of the file.
     pub workers: Vec<WorkerConfig>,
 }
@@ -219,6 +221,29 @@ pub struct InferaConfig {
     pub queue: usize,
 }
 
+/// One Dynamo whose discovery is changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DynamoConfig {
+    /// Kind and place in the list, as `dynamo-0`: for logs.
+    pub name: String,
+    /// Where its discovery is.
+    pub backend: DynamoBackend,
+    /// How many notices wait.
+    pub queue: usize,
+}
+
+/// Where Dynamo's discovery is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DynamoBackend {
+    /// In etcd.
+    Etcd {
+        /// `http://host:port`.
+        url: String,
+    },
+    /// In a folder that its processes share.
+    Folder(PathBuf),
+}
+
 /// Where Infera's etcd is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdConfig {
@@ -237,6 +262,8 @@ pub enum OnLost {
     Reap,
     /// A root that lives on is ended, so that what supervises it starts it again.
     TerminateRoot,
+    /// The root and everything below it are killed, as those of a hung engine that hears no SIGTERM.
+    KillTree,
     /// A program is run: its name and arguments.
     Command(Vec<String>),
 }
@@ -291,6 +318,8 @@ pub struct WorkerConfig {
     pub sever: SeverConfig,
     /// Its id in Infera.
     pub infera_id: String,
+    /// Its instance in Dynamo, if it is not found by its process.
+    pub dynamo_instance: Option<u64>,
     /// How its health is asked for.
     pub health: HealthConfig,
 }

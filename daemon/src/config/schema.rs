@@ -41,7 +41,7 @@ pub const RESERVED: [&str; 15] = [
 
 /// Of etcd and of NATS: a companion's ties to discovery, which are not streams.
 const SPARE_PORTS: &str = "2379,4222";
-const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root"]);
+const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root", "kill-tree"]);
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 
@@ -172,8 +172,8 @@ pub static SCHEMA: &[Setting] = &[
     fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
     open(
         "notify[].kind",
-        OneOf(&["exec", "webhook", "infera"]),
-        "Who else is told of workers: a program, a URL, or Infera.",
+        OneOf(&["exec", "webhook", "infera", "dynamo"]),
+        "Who else is told of workers: a program, a URL, Infera, or Dynamo's discovery.",
     ),
     fixed(
         "notify[].on",
@@ -231,8 +231,10 @@ pub static SCHEMA: &[Setting] = &[
     open(
         "notify[].etcd.url",
         WebUrl,
-        "With infera: its etcd, as \"http://10.0.0.1:2379\". Default: its discovery is left as it is.",
+        "With infera or dynamo: its etcd, as \"http://10.0.0.1:2379\". Needed with backend = \"etcd\"; without it Infera's discovery is left as it is.",
     ),
+    open("notify[].backend", OneOf(&["etcd", "file"]), "With dynamo: where its discovery is; needed."),
+    open("notify[].folder", Path, "With dynamo and backend = \"file\": that folder, as in DYN_FILE_KV; needed."),
     fixed("notify[].etcd.prefix", Text, "/infera/workers/", "With infera: what the keys of its workers begin with."),
     fixed(
         "notify[].stand_in",
@@ -303,7 +305,7 @@ pub static SCHEMA: &[Setting] = &[
         "worker[].on_lost",
         ON_LOST,
         "none",
-        "What is done about its processes when it is lost: `reap` kills what outlives the root, `terminate-root` ends a root that lives on.",
+        "What is done about its processes when it is lost: `reap` kills what outlives the root, `terminate-root` ends a root that lives on, `kill-tree` kills the root and all below it.",
     ),
     open(
         "worker[].on_lost.command",
@@ -335,6 +337,11 @@ pub static SCHEMA: &[Setting] = &[
         Numbers { min: 1, max: 65_535 },
         SPARE_PORTS,
         "Connections to these ports stay: etcd's and NATS's unless others are named.",
+    ),
+    open(
+        "worker[].dynamo_instance",
+        Text,
+        "Its instance in Dynamo, as in the keys of its records. Default: the one whose TCP port its processes listen on.",
     ),
     open("worker[].infera_id", Text, "Its id in Infera. Default: host and port of worker[].endpoint."),
     fixed("worker[].critical", Patterns, "", "Titles of processes that are critical, besides the engine profile's."),

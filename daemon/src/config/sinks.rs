@@ -8,32 +8,38 @@ use axum::http::{HeaderName, HeaderValue};
 use super::build::{millis, nats, needed, number, require, text};
 use super::schema::{SCHEMA, Setting};
 use super::settings::Settings;
-use super::{EtcdConfig, InferaConfig, NotifyConfig, NotifyKind, WebhookConfig};
+use super::{DynamoBackend, DynamoConfig, EtcdConfig, InferaConfig, NotifyConfig, NotifyKind, WebhookConfig};
 use crate::notify::NoticeKind;
 
 /// The settings of each kind, besides those of all; with a dot at the end, all of a table.
-const KINDS: [(&str, &[&str]); 3] = [
+const KINDS: [(&str, &[&str]); 4] = [
     ("exec", &["command", "on", "timeout_ms", "attempts", "concurrency"]),
     ("webhook", &["url", "token_file", "headers", "tls_ca", "on", "timeout_ms", "attempts", "concurrency"]),
     ("infera", &["nats.", "etcd.", "stand_in", "max_requests", "max_age_s"]),
+    ("dynamo", &["backend", "etcd.url", "folder"]),
 ];
 
-/// Who is told, and which Inferas.
-pub(super) fn notify(settings: &mut Settings) -> (Vec<NotifyConfig>, Vec<InferaConfig>) {
-    let (mut sinks, mut inferas) = (Vec::new(), Vec::new());
+/// Who is told, by kind.
+#[derive(Default)]
+pub(super) struct Sinks {
+    pub(super) notify: Vec<NotifyConfig>,
+    pub(super) infera: Vec<InferaConfig>,
+    pub(super) dynamo: Vec<DynamoConfig>,
+}
+
+pub(super) fn notify(settings: &mut Settings) -> Sinks {
+    let mut sinks = Sinks::default();
     for index in 0..settings.entries("notify") {
-        let Some(kind) = needed(settings, &format!("notify[{index}].kind"), "\"exec\", \"webhook\" or \"infera\"")
-        else {
-            continue;
-        };
+        let kinds = "\"exec\", \"webhook\", \"infera\" or \"dynamo\"";
+        let Some(kind) = needed(settings, &format!("notify[{index}].kind"), kinds) else { continue };
         refuse_of_others(settings, index, &kind);
-        if kind == "infera" {
-            inferas.extend(infera(settings, index));
-        } else {
-            sinks.extend(sink(settings, index, &kind));
+        match kind.as_str() {
+            "infera" => sinks.infera.extend(infera(settings, index)),
+            "dynamo" => sinks.dynamo.extend(dynamo(settings, index)),
+            _ => sinks.notify.extend(sink(settings, index, &kind)),
         }
     }
-    (sinks, inferas)
+    sinks
 }
 
 /// Settings that have a meaning with another kind only.
@@ -56,11 +62,7 @@ fn refuse_of_others(settings: &mut Settings, index: usize, kind: &str) {
 fn infera(settings: &mut Settings, index: usize) -> Option<InferaConfig> {
     let at = |key: &str| format!("notify[{index}].{key}");
     let url_path = at("etcd.url");
-    let url = settings.text(&url_path);
-    if url.as_ref().is_some_and(|url| !url.starts_with("http://")) {
-        let place = settings.place(&url_path);
-        settings.refuse(place, &url_path, "is not http://, and Infera reaches its etcd in no other way");
-    }
+    let url = etcd_url(settings, &url_path);
     if url.is_none() && settings.is_set(&at("etcd.prefix")) {
         require(settings, &url_path, "the etcd that etcd.prefix is about");
         return None;
@@ -74,6 +76,36 @@ fn infera(settings: &mut Settings, index: usize) -> Option<InferaConfig> {
         stand_in: settings.flag(&at("stand_in")),
         queue: usize::try_from(number(settings, &at("queue"))).expect("within the schema's bounds"),
     })
+}
+
+/// Without TLS only.
+fn etcd_url(settings: &mut Settings, path: &str) -> Option<String> {
+    let url = settings.text(path)?;
+    if !url.starts_with("http://") {
+        let place = settings.place(path);
+        settings.refuse(place, path, "is not http://, and etcd is reached in no other way here");
+    }
+    Some(url)
+}
+
+fn dynamo(settings: &mut Settings, index: usize) -> Option<DynamoConfig> {
+    let at = |key: &str| format!("notify[{index}].{key}");
+    let backend = needed(settings, &at("backend"), "\"etcd\" or \"file\", as DYN_DISCOVERY_BACKEND")?;
+    let (needed_here, other, what) = match backend.as_str() {
+        "etcd" => ("etcd.url", "folder", "the etcd of ETCD_ENDPOINTS, as \"http://10.0.0.1:2379\""),
+        _ => ("folder", "etcd.url", "the folder of DYN_FILE_KV; without that variable it is \"/tmp/dynamo_store_kv\""),
+    };
+    require(settings, &at(needed_here), what);
+    if settings.is_set(&at(other)) {
+        let place = settings.place(&at(other));
+        settings.refuse(place, &at(other), format!("has no meaning with backend = \"{backend}\"; remove it"));
+    }
+    let backend = match backend.as_str() {
+        "etcd" => DynamoBackend::Etcd { url: etcd_url(settings, &at("etcd.url"))? },
+        _ => DynamoBackend::Folder(settings.text(&at("folder"))?.into()),
+    };
+    let queue = usize::try_from(number(settings, &at("queue"))).expect("within the schema's bounds");
+    Some(DynamoConfig { name: format!("dynamo-{index}"), backend, queue })
 }
 
 fn sink(settings: &mut Settings, index: usize, kind: &str) -> Option<NotifyConfig> {

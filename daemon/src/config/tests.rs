@@ -406,7 +406,7 @@ fn what_follows_a_loss_is_a_word_or_a_command() {
 
     assert_eq!(
         refused(&format!("{WORKER}on_lost = \"kill\"\n")),
-        "gpu.toml:6: worker[0].on_lost: \"kill\" is unknown; allowed: none, reap, terminate-root"
+        "gpu.toml:6: worker[0].on_lost: \"kill\" is unknown; allowed: none, reap, terminate-root, kill-tree"
     );
     assert_eq!(
         refused(&format!("{WORKER}on_lost = {{ command = [] }}\n")),
@@ -488,7 +488,7 @@ fn sinks_of_notices_have_what_their_kind_needs() {
 fn a_wrong_sink_is_refused_in_so_many_words() {
     let sink = |lines: &str| refused(&format!("[[notify]]\n{lines}\n{WORKER}"));
     for (lines, words) in [
-        ("on = ['withdrawn']", "notify[0].kind: is missing; set it to \"exec\", \"webhook\" or \"infera\""),
+        ("on = ['withdrawn']", "notify[0].kind: is missing; set it to \"exec\", \"webhook\", \"infera\" or \"dynamo\""),
         ("kind = 'exec'", "notify[0].command: is missing; set it to a program"),
         ("kind = 'exec'\ncommand = []", "notify[0].command: is empty; name a program"),
         ("kind = 'webhook'", "notify[0].url: is missing; set it to where JSON is posted to"),
@@ -497,7 +497,18 @@ fn a_wrong_sink_is_refused_in_so_many_words() {
         ("kind = 'webhook'\nurl = 'http://a/b'\ncommand = ['x']", "has no meaning with kind = \"webhook\"; remove it"),
         ("kind = 'infera'\non = ['withdrawn']", "notify[0].on: has no meaning with kind = \"infera\"; remove it"),
         ("kind = 'webhook'\nurl = 'http://a/b'\nnats.url = 'nats://a'", "nats.url: has no meaning with kind"),
-        ("kind = 'infera'\netcd.url = 'https://a:2379'", "Infera reaches its etcd in no other way"),
+        ("kind = 'infera'\netcd.url = 'https://a:2379'", "etcd is reached in no other way here"),
+        ("kind = 'dynamo'", "notify[0].backend: is missing; set it to \"etcd\" or \"file\""),
+        ("kind = 'dynamo'\nbackend = 'etcd'", "notify[0].etcd.url: is missing"),
+        ("kind = 'dynamo'\nbackend = 'file'", "notify[0].folder: is missing"),
+        (
+            "kind = 'dynamo'\nbackend = 'file'\nfolder = '/a'\netcd.url = 'http://a:2379'",
+            "notify[0].etcd.url: has no meaning with backend = \"file\"; remove it",
+        ),
+        (
+            "kind = 'dynamo'\nbackend = 'etcd'\netcd.url = 'http://a:2379'\netcd.prefix = '/x/'",
+            "notify[0].etcd.prefix: has no meaning with kind = \"dynamo\"; remove it",
+        ),
         ("kind = 'infera'\netcd.prefix = '/x/'", "notify[0].etcd.url: is missing"),
         ("kind = 'infera'\nnats.user = 'u'", "notify[0].nats.user: is set without notify[0].nats.password_file"),
         ("kind = 'exec'\ncommand = ['x']\non = ['death']", "\"death\" is unknown; allowed: serving, unready"),
@@ -517,4 +528,25 @@ fn an_infera_has_a_nats_and_perhaps_an_etcd_and_workers_their_ids_there() {
     assert_eq!(infera.etcd.as_ref().map(|etcd| etcd.prefix.as_str()), Some("/infera/workers/"));
     let endpoint = &config.workers[0].endpoint;
     assert_eq!(Some(config.workers[0].infera_id.as_str()), endpoint.strip_prefix("http://"));
+}
+
+#[test]
+fn a_dynamo_has_its_discovery_in_etcd_or_in_a_folder_and_workers_may_name_their_instance() {
+    let text = format!(
+        "[[notify]]\nkind = 'dynamo'\nbackend = 'etcd'\netcd.url = 'http://10.0.0.1:2379'\n\
+         [[notify]]\nkind = 'dynamo'\nbackend = 'file'\nfolder = '/tmp/dynamo_store_kv'\n{WORKER}"
+    );
+    let config = config(&text, &[]);
+    let [etcd, folder] = &config.dynamo[..] else { panic!("{:?}", config.dynamo) };
+    assert_eq!(etcd.backend, DynamoBackend::Etcd { url: "http://10.0.0.1:2379".into() });
+    assert_eq!(
+        (folder.name.as_str(), &folder.backend),
+        ("dynamo-1", &DynamoBackend::Folder("/tmp/dynamo_store_kv".into()))
+    );
+    assert_eq!(config.workers[0].dynamo_instance, None);
+
+    let named = |id: &str| format!("{WORKER}dynamo_instance = '{id}'\n");
+    let config = self::config(&named("2b3a228b5059d13"), &[]);
+    assert_eq!(config.workers[0].dynamo_instance, Some(194677504626498835));
+    assert!(refused(&named("0x2b")).contains("worker[0].dynamo_instance: \"0x2b\" is no instance"));
 }

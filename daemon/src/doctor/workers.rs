@@ -34,6 +34,7 @@ fn on_lost(config: &WorkerConfig, tgid: u32) -> Option<Finding> {
         OnLost::None | OnLost::Command(_) => return None,
         OnLost::Reap => "its orphans",
         OnLost::TerminateRoot => "its root",
+        OnLost::KillTree => "its processes",
     };
     // No signal is sent: kill(2) with signal 0 only asks.
     let may = nix::sys::signal::kill(nix::unistd::Pid::from_raw(tgid.cast_signed()), None);

@@ -32,6 +32,8 @@ pub enum Act {
     Terminate,
     /// SIGKILL to a root that lived on.
     Kill,
+    /// SIGKILL to the root and what is below it.
+    KillTree,
     /// A program of the operator's.
     Command,
     /// An end to its TCP connections.
@@ -46,6 +48,7 @@ impl Act {
             Self::Reap => "reap",
             Self::Terminate => "terminate",
             Self::Kill => "kill",
+            Self::KillTree => "kill_tree",
             Self::Command => "command",
             Self::Sever => "sever",
         }
@@ -92,13 +95,13 @@ pub struct Done {
     pub detail: String,
 }
 
-/// Sends the signal of `act` to these processes and, for [`Act::Reap`], to their descendants, but
+/// Sends the signal of `act` to these processes and, for [`Act::Reap`] and [`Act::KillTree`], to their descendants, but
 /// to none of `spared`, nor to this process or anything above it. Blocks until what was killed is
 /// gone, for at most 2 s.
 #[must_use]
 pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<Done> {
     let mut victims: BTreeMap<ProcessId, String> = processes.iter().cloned().collect();
-    if act == Act::Reap {
+    if matches!(act, Act::Reap | Act::KillTree) {
         // Without kernel events nobody has told of children that were born since the last look.
         for (process, _) in processes {
             for info in proc::descendants(*process) {

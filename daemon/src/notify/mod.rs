@@ -6,6 +6,8 @@
 //! pauses. A notice that cannot be delivered is counted and said, and holds up nobody but the
 //! notices behind it.
 
+pub mod dynamo;
+mod etcd;
 mod exec;
 pub mod infera;
 mod webhook;
@@ -16,12 +18,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, WorkerState};
+use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Name, WorkerState};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use self::infera::{Command, Infera, Lost};
+use self::dynamo::Dynamo;
+use self::infera::Infera;
 use crate::config::{NotifyConfig, NotifyKind};
+use crate::core::ProcessId;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 
@@ -100,6 +104,74 @@ pub struct Notice {
     pub certificate: Option<Box<Certificate>>,
 }
 
+/// A worker that is not listed any more.
+#[derive(Debug, Clone)]
+pub struct Lost {
+    /// Its name.
+    pub worker: Name,
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// Why.
+    pub cause: Option<Cause>,
+}
+
+/// Who else has a discovery or routers of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum System {
+    /// See [`infera`].
+    Infera,
+    /// See [`dynamo`].
+    Dynamo,
+}
+
+impl System {
+    /// The closed name used in certificates.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Infera => "infera",
+            Self::Dynamo => "dynamo",
+        }
+    }
+}
+
+/// What was done about a worker, for its certificate.
+#[derive(Debug)]
+pub struct Told {
+    /// To whom, or where.
+    pub system: System,
+    /// Its name.
+    pub worker: Name,
+    /// The life that was lost; `None`: it only drains.
+    pub lost: Option<Incarnation>,
+    /// What was done.
+    pub detail: String,
+}
+
+/// Takes what was done, on any thread.
+pub type Report = Arc<dyn Fn(Told) + Send + Sync>;
+
+/// Whether a life that was lost for this can never serve again, whatever is still alive of it.
+#[must_use]
+pub const fn is_final(kind: CauseKind) -> bool {
+    match kind {
+        CauseKind::ProcessKilled
+        | CauseKind::ProcessCrashed
+        | CauseKind::ProcessExited
+        | CauseKind::OomKilled
+        | CauseKind::ProcessGone
+        | CauseKind::Replaced
+        | CauseKind::GpuFault
+        | CauseKind::ListenerClosed
+        | CauseKind::Terminated => true,
+        CauseKind::ConnectionRefused
+        | CauseKind::NotServing
+        | CauseKind::NotReady
+        | CauseKind::Hung
+        | CauseKind::Commanded => false,
+    }
+}
+
 /// One try.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
@@ -116,6 +188,7 @@ enum Failure {
 pub struct Notifier {
     sinks: Vec<Sink>,
     inferas: Vec<Infera>,
+    dynamos: Vec<Dynamo>,
     metrics: Metrics,
     /// What was told of the listing of each worker, so that a renewal is no news.
     told: HashMap<Name, (Incarnation, u64, NoticeKind)>,
@@ -133,6 +206,7 @@ impl Notifier {
     pub fn start(
         configs: &[NotifyConfig],
         inferas: Vec<Infera>,
+        dynamos: Vec<Dynamo>,
         side: &tokio::runtime::Handle,
         metrics: &Metrics,
     ) -> Self {
@@ -146,13 +220,13 @@ impl Notifier {
             let lanes = (0..config.concurrency).map(lane).collect();
             Sink { config, lanes }
         });
-        Self { sinks: sinks.collect(), inferas, metrics: metrics.clone(), told: HashMap::new() }
+        Self { sinks: sinks.collect(), inferas, dynamos, metrics: metrics.clone(), told: HashMap::new() }
     }
 
     /// Whether there is anybody to tell.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
-        self.sinks.is_empty() && self.inferas.is_empty()
+        self.sinks.is_empty() && self.inferas.is_empty() && self.dynamos.is_empty()
     }
 
     /// Whether an Infera is told, which says what it did.
@@ -161,29 +235,52 @@ impl Notifier {
         !self.inferas.is_empty()
     }
 
-    /// A worker is known, with its id in Infera.
-    pub fn known(&self, worker: &Name, infera_id: &str) {
-        self.tell_inferas(&Command::Watch(worker.clone(), infera_id.to_owned()));
+    /// Whether Dynamo's discovery is changed, which says what became of it.
+    #[must_use]
+    pub const fn has_dynamo(&self) -> bool {
+        !self.dynamos.is_empty()
+    }
+
+    /// A worker is known, with its id in Infera, and its instance in Dynamo if that is configured.
+    pub fn known(&self, worker: &Name, infera_id: &str, dynamo_instance: Option<u64>) {
+        self.tell_inferas(&infera::Command::Watch(worker.clone(), infera_id.to_owned()));
+        self.tell_dynamos(&dynamo::Command::Watch(worker.clone(), dynamo_instance));
+    }
+
+    /// A worker has begun a life, or has another companion: the root, and what else belongs to it.
+    pub fn lives(&self, worker: &Name, processes: Vec<ProcessId>) {
+        self.tell_dynamos(&dynamo::Command::Lives(worker.clone(), processes));
     }
 
     /// A worker will not be heard of again.
     pub fn forget(&mut self, worker: &Name) {
         self.told.remove(worker);
-        self.tell_inferas(&Command::Forget(worker.clone()));
+        self.tell_inferas(&infera::Command::Forget(worker.clone()));
+        self.tell_dynamos(&dynamo::Command::Forget(worker.clone()));
     }
 
     /// A worker would serve, though it is not listed yet.
     pub fn recovers(&self, worker: &Name) {
-        self.tell_inferas(&Command::Recovers(worker.clone()));
+        self.tell_inferas(&infera::Command::Recovers(worker.clone()));
     }
 
     /// These are withdrawn, for one cause. How many reports will come of each.
     pub fn lost(&self, lost: &[Lost]) -> usize {
-        self.tell_inferas(&Command::Lost(lost.to_vec()))
+        self.tell_inferas(&infera::Command::Lost(lost.to_vec()))
     }
 
-    fn tell_inferas(&self, command: &Command) -> usize {
+    /// These are lost, for what was seen at one time, whatever our own discovery says by now. How many
+    /// reports will come of each.
+    pub fn out_of_dynamo(&self, lost: &[Lost]) -> usize {
+        self.tell_dynamos(&dynamo::Command::Lost(lost.to_vec()))
+    }
+
+    fn tell_inferas(&self, command: &infera::Command) -> usize {
         self.inferas.iter().filter(|infera| infera.tell(command.clone())).count()
+    }
+
+    fn tell_dynamos(&self, command: &dynamo::Command) -> usize {
+        self.dynamos.iter().filter(|dynamo| dynamo.tell(command.clone())).count()
     }
 
     /// Puts a notice into the queues. Never waits; where there is no room it is lost, and counted.
@@ -196,10 +293,15 @@ impl Notifier {
                 if self.told.insert(notice.worker.clone(), news.clone()) == Some(news) {
                     return;
                 }
-                match listed {
-                    NoticeKind::Serving => _ = self.tell_inferas(&Command::Serves(notice.worker.clone())),
-                    NoticeKind::Draining => _ = self.tell_inferas(&Command::Drains(notice.worker.clone())),
-                    _ => {}
+                let worker = notice.worker.clone();
+                if listed == NoticeKind::Serving {
+                    self.tell_inferas(&infera::Command::Serves(worker.clone()));
+                    self.tell_dynamos(&dynamo::Command::Serves(worker));
+                } else {
+                    if listed == NoticeKind::Draining {
+                        self.tell_inferas(&infera::Command::Drains(worker.clone()));
+                    }
+                    self.tell_dynamos(&dynamo::Command::Leaves(worker));
                 }
             }
         }
@@ -334,8 +436,13 @@ mod tests {
     #[tokio::test]
     async fn a_queue_that_is_full_loses_what_comes_and_says_so() {
         let metrics = Metrics::new();
-        let mut notifier =
-            Notifier::start(&[config(&["cat"], 1, 2)], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier = Notifier::start(
+            &[config(&["cat"], 1, 2)],
+            Vec::new(),
+            Vec::new(),
+            &tokio::runtime::Handle::current(),
+            &metrics,
+        );
         // Nobody takes anything out before this task waits.
         for worker in ["a", "b", "c", "d"] {
             notifier.tell(notice(worker, NoticeKind::Withdrawn));
@@ -346,8 +453,13 @@ mod tests {
     #[tokio::test]
     async fn a_renewed_listing_is_no_news() {
         let metrics = Metrics::new();
-        let mut notifier =
-            Notifier::start(&[config(&["cat"], 1, 16)], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier = Notifier::start(
+            &[config(&["cat"], 1, 16)],
+            Vec::new(),
+            Vec::new(),
+            &tokio::runtime::Handle::current(),
+            &metrics,
+        );
         for event in [NoticeKind::Serving, NoticeKind::Serving, NoticeKind::Withdrawn, NoticeKind::Serving] {
             notifier.tell(notice("a", event));
         }
@@ -358,7 +470,8 @@ mod tests {
     async fn a_sink_gets_only_what_it_asks_for() {
         let metrics = Metrics::new();
         let only = NotifyConfig { on: vec![NoticeKind::Withdrawn], ..config(&["cat"], 1, 16) };
-        let mut notifier = Notifier::start(&[only], Vec::new(), &tokio::runtime::Handle::current(), &metrics);
+        let mut notifier =
+            Notifier::start(&[only], Vec::new(), Vec::new(), &tokio::runtime::Handle::current(), &metrics);
         notifier.tell(notice("a", NoticeKind::Serving));
         notifier.tell(notice("a", NoticeKind::Withdrawn));
         assert_eq!(notifier.waiting(), 1);

@@ -43,6 +43,7 @@ impl Supervisor {
             OnLost::None => return,
             OnLost::Reap => (Act::Reap, now.plus(slot.config.reap_grace)),
             OnLost::TerminateRoot => (Act::Terminate, now.plus(slot.config.reap_grace)),
+            OnLost::KillTree => (Act::KillTree, now.plus(slot.config.reap_grace)),
             OnLost::Command(_) => (Act::Command, now),
         };
         if self.config.mode == Mode::Observe {
@@ -87,11 +88,13 @@ impl Supervisor {
     pub(super) fn hasten_actions(&mut self) {
         let now = proc::monotonic_now();
         for pending in self.actions.iter_mut().filter(|pending| !pending.running) {
-            let rest = match (&pending.tree, pending.act) {
-                (Some(tree), Act::Reap) => tree.iter().any(|(id, _)| proc::is_alive(*id)),
-                (None, Act::Reap) => {
-                    self.processes.tree(pending.worker).iter().any(|tracked| proc::is_alive(tracked.id))
-                }
+            let tree_lives = || match &pending.tree {
+                Some(tree) => tree.iter().any(|(id, _)| proc::is_alive(*id)),
+                None => self.processes.tree(pending.worker).iter().any(|tracked| proc::is_alive(tracked.id)),
+            };
+            let rest = match pending.act {
+                Act::Reap => tree_lives(),
+                Act::KillTree => proc::is_alive(pending.root) || tree_lives(),
                 _ => proc::is_alive(pending.root),
             };
             if !rest {
@@ -117,12 +120,14 @@ impl Supervisor {
                 });
                 continue;
             }
-            let processes = match act {
-                Act::Reap => tree.take().unwrap_or_else(|| self.tree_without_root(worker)),
-                _ => {
-                    vec![(root, self.processes.get(root).map_or_else(|| "root".into(), |root| root.title.to_string()))]
-                }
+            let mut processes = match act {
+                Act::Reap | Act::KillTree => tree.take().unwrap_or_else(|| self.tree_without_root(worker)),
+                _ => Vec::new(),
             };
+            if act != Act::Reap {
+                let title = self.processes.get(root).map_or_else(|| "root".into(), |root| root.title.to_string());
+                processes.push((root, title));
+            }
             let spared: HashSet<ProcessId> = self.processes.of_other_roots(root).collect();
             tokio::task::spawn_blocking(move || {
                 let _ = messages.send(Message::Acted(worker, root, actions::signal(act, &processes, &spared)));

@@ -15,6 +15,7 @@ use crate::losses::Loss;
 use crate::sensors::proc;
 
 use super::Supervisor;
+use super::notices::Aftermath;
 
 /// A signal that this turn of the loop owes. Those with the same cause become one message.
 pub(super) struct Outgoing {
@@ -105,6 +106,7 @@ impl Supervisor {
                 _ => {}
             }
         }
+        self.leave_dynamo();
     }
 
     pub(super) fn recheck_later(&mut self, worker: WorkerId, now: Nanos) {
@@ -154,13 +156,31 @@ impl Supervisor {
             (State::Serving | State::Unready | State::Starting, _) => self.deaths.recovered(worker),
             _ => {}
         }
+        self.spare_no_more(worker);
         // Who withdraws a worker by hand may want to look at its processes.
-        if !(to == State::Lost && cause.is_some_and(|cause| cause.kind == CauseKind::Commanded)) {
-            if to == State::Lost && from != State::Starting {
-                self.sever(worker);
+        let by_hand = cause.is_some_and(|cause| cause.kind == CauseKind::Commanded);
+        match to {
+            State::Lost if by_hand => _ = self.leaves_dynamo(worker, cause, None),
+            State::Lost => {
+                let aftermath = Aftermath { severs: from != State::Starting };
+                if !self.leaves_dynamo(worker, cause, Some(aftermath)) {
+                    self.follow(worker, aftermath, now);
+                }
             }
-            self.plan_actions(worker, to, now);
+            State::Left => {
+                self.leaves_dynamo(worker, cause, None);
+                self.plan_actions(worker, to, now);
+            }
+            _ => self.plan_actions(worker, to, now),
         }
+    }
+
+    /// What follows a loss, beside records and signals.
+    pub(super) fn follow(&mut self, worker: WorkerId, aftermath: Aftermath, now: Nanos) {
+        if aftermath.severs {
+            self.sever(worker);
+        }
+        self.plan_actions(worker, State::Lost, now);
     }
 
     /// Sends what this turn of the loop owes: one message per cause, naming every worker it took.

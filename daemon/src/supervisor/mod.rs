@@ -42,7 +42,7 @@ use crate::effects::standing::Standing;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
-use crate::notify::infera::Told;
+use crate::notify::Told;
 use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
@@ -135,8 +135,8 @@ enum Message {
     Inherited(Box<adopt::Inherited>),
     /// Something was done about the processes of a life that was lost, known by its root.
     Acted(WorkerId, ProcessId, Vec<Done>),
-    /// An Infera was told of a worker.
-    Infera(Told),
+    /// An Infera or a Dynamo was told of a worker.
+    Told(Told),
     /// Declarations were looked for.
     Declared(declare::Looked),
     /// A worker's own record was read.
@@ -458,7 +458,7 @@ impl Supervisor {
                 }
             }
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
-            Message::Infera(told) => self.infera_told(told),
+            Message::Told(told) => self.told(told),
             Message::Declared(looked) => self.declared(looked),
             Message::Inherited(inherited) => self.inherit(*inherited),
             Message::Defaced(worker) => self.defaced(&worker),

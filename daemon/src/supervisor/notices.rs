@@ -4,10 +4,9 @@ use jiff::Timestamp;
 use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, SCHEMA};
 
 use crate::config::WorkerConfig;
-use crate::core::{Nanos, WorkerId};
+use crate::core::{Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::notify::infera::{Lost, Told};
-use crate::notify::{Notice, NoticeKind, Notifier};
+use crate::notify::{Lost, Notice, NoticeKind, Notifier, System, Told, is_final};
 use crate::sensors::proc;
 
 use super::Supervisor;
@@ -19,24 +18,38 @@ pub(super) struct Notices {
     /// once all withdrawals of that cause are. A reader that moves work off one of them must not
     /// move it to the next.
     held: Vec<(Option<String>, Notice)>,
-    /// Lives of which an Infera is being told, once for each; their certificates say what came of it.
-    telling: Vec<(WorkerId, Incarnation)>,
+    /// Lives of which an Infera or a Dynamo is being told, once for each; their certificates say what
+    /// came of it.
+    telling: Vec<(System, WorkerId, Incarnation)>,
+    /// Lives that were lost in this turn of the loop, with the cause.
+    out_of_dynamo: Vec<(WorkerId, Option<Cause>)>,
+    /// Those among them whose connections and processes are left alone until Dynamo's discovery is
+    /// changed: what they hold up would go to the next one that is lost.
+    spared: Vec<(WorkerId, ProcessId, Aftermath)>,
+}
+
+/// What follows a loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Aftermath {
+    /// Its connections end, where that is configured.
+    pub(super) severs: bool,
 }
 
 impl Notices {
     pub(super) const fn new(notifier: Notifier) -> Self {
-        Self { notifier, held: Vec::new(), telling: Vec::new() }
+        Self { notifier, held: Vec::new(), telling: Vec::new(), out_of_dynamo: Vec::new(), spared: Vec::new() }
     }
 
     /// A worker is known.
     pub(super) fn known(&self, config: &WorkerConfig) {
-        self.notifier.known(&config.name, &config.infera_id);
+        self.notifier.known(&config.name, &config.infera_id, config.dynamo_instance);
     }
 
     /// A worker will not be heard of again.
     pub(super) fn forget(&mut self, worker: WorkerId, name: &Name) {
         self.notifier.forget(name);
-        self.telling.retain(|(told, _)| *told != worker);
+        self.telling.retain(|(_, told, _)| *told != worker);
+        self.spared.retain(|(spared, ..)| *spared != worker);
     }
 
     /// A worker would serve, though it is not listed yet.
@@ -44,13 +57,17 @@ impl Notices {
         self.notifier.recovers(worker);
     }
 
-    /// Of this life an Infera is being told.
-    pub(super) fn is_telling(telling: &[(WorkerId, Incarnation)], worker: WorkerId, incarnation: &Incarnation) -> bool {
-        telling.iter().any(|(told, life)| *told == worker && life == incarnation)
+    /// Of this life an Infera or a Dynamo is being told.
+    pub(super) fn is_telling(
+        telling: &[(System, WorkerId, Incarnation)],
+        worker: WorkerId,
+        incarnation: &Incarnation,
+    ) -> bool {
+        telling.iter().any(|(_, told, life)| *told == worker && life == incarnation)
     }
 
-    /// The lives of which an Infera is being told.
-    pub(super) fn telling(&self) -> &[(WorkerId, Incarnation)] {
+    /// The lives of which an Infera or a Dynamo is being told.
+    pub(super) fn telling(&self) -> &[(System, WorkerId, Incarnation)] {
         &self.telling
     }
 
@@ -117,21 +134,97 @@ impl Supervisor {
         let reports = self.notices.notifier.lost(&lost);
         for Lost { worker, incarnation, cause: _ } in lost {
             if let Some(worker) = self.workers.named(&worker) {
-                self.notices.telling.extend(std::iter::repeat_n((worker, incarnation), reports));
+                self.notices.telling.extend(std::iter::repeat_n((System::Infera, worker, incarnation), reports));
             }
         }
     }
 
-    /// An Infera was told.
-    pub(super) fn infera_told(&mut self, told: Told) {
-        let Told { worker: name, lost, detail } = told;
+    /// The processes of a worker's life are known, or its companion is another one.
+    pub(super) fn notify_lives(&self, worker: WorkerId) {
+        if self.notices.notifier.has_dynamo()
+            && let Some(root) = self.processes.root(worker)
+        {
+            let companion = self.workers[worker].companion;
+            self.notices.notifier.lives(self.name(worker), std::iter::once(root).chain(companion).collect());
+        }
+    }
+
+    /// A worker is lost: it leaves Dynamo's discovery at the end of this turn of the loop. Says whether
+    /// what follows waits for that. Where the processes are gone there is nothing to wait for, and a
+    /// companion that outlives them would say so to its router.
+    pub(super) fn leaves_dynamo(
+        &mut self,
+        worker: WorkerId,
+        cause: Option<&Cause>,
+        aftermath: Option<Aftermath>,
+    ) -> bool {
+        if !self.notices.notifier.has_dynamo() {
+            return false;
+        }
+        self.notices.out_of_dynamo.push((worker, cause.cloned()));
+        let may_recover = !cause.is_some_and(|cause| is_final(cause.kind));
+        let (Some(root), Some(aftermath)) = (self.processes.root(worker).filter(|_| may_recover), aftermath) else {
+            return false;
+        };
+        self.notices.spared.push((worker, root, aftermath));
+        true
+    }
+
+    /// A worker's state has changed: what waited for Dynamo's discovery has no reason any more.
+    pub(super) fn spare_no_more(&mut self, worker: WorkerId) {
+        self.notices.spared.retain(|(spared, ..)| *spared != worker);
+    }
+
+    /// All that were lost in this turn of the loop leave Dynamo's discovery together.
+    pub(super) fn leave_dynamo(&mut self) {
+        let leaving = std::mem::take(&mut self.notices.out_of_dynamo);
+        if leaving.is_empty() {
+            return;
+        }
+        let incarnation = |worker: WorkerId| Incarnation::new(self.workers[worker].incarnation.clone()).ok();
+        let lost: Vec<(WorkerId, Lost)> = leaving
+            .into_iter()
+            .filter_map(|(worker, cause)| {
+                let incarnation = incarnation(worker)?;
+                Some((worker, Lost { worker: self.name(worker).clone(), incarnation, cause }))
+            })
+            .collect();
+        let all: Vec<Lost> = lost.iter().map(|(_, lost)| lost.clone()).collect();
+        let reports = self.notices.notifier.out_of_dynamo(&all);
+        for (worker, Lost { incarnation, .. }) in lost {
+            self.notices.telling.extend(std::iter::repeat_n((System::Dynamo, worker, incarnation), reports));
+            if reports == 0 {
+                self.follow_up(worker);
+            }
+        }
+    }
+
+    /// What follows a loss, once Dynamo's discovery says it too.
+    fn follow_up(&mut self, worker: WorkerId) {
+        let (due, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.notices.spared).into_iter().partition(|(spared, ..)| *spared == worker);
+        self.notices.spared = rest;
+        for (worker, root, aftermath) in due {
+            if self.processes.root(worker) == Some(root) && self.core.state(worker) == Some(State::Lost) {
+                self.follow(worker, aftermath, proc::monotonic_now());
+            }
+        }
+    }
+
+    /// An Infera or a Dynamo was told.
+    pub(super) fn told(&mut self, told: Told) {
+        let Told { system, worker: name, lost, detail } = told;
         let Some(worker) = self.workers.named(&name) else { return };
-        self.deaths.moment(worker, MomentKind::Effect, "infera", detail.clone(), proc::monotonic_now());
-        self.tell_notice(&name, format!("Infera: {detail}"));
+        self.deaths.moment(worker, MomentKind::Effect, system.as_str(), detail.clone(), proc::monotonic_now());
+        self.tell_notice(&name, format!("{}: {detail}", system.as_str()));
         if let Some(incarnation) = lost {
             let telling = &mut self.notices.telling;
-            if let Some(place) = telling.iter().position(|one| *one == (worker, incarnation.clone())) {
+            let one = (system, worker, incarnation);
+            if let Some(place) = telling.iter().position(|told| *told == one) {
                 telling.swap_remove(place);
+            }
+            if system == System::Dynamo && !self.notices.telling.contains(&one) {
+                self.follow_up(worker);
             }
         }
     }

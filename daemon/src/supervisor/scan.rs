@@ -188,7 +188,11 @@ impl Supervisor {
                     None => again |= self.bind(worker, &info, container),
                 },
                 Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
-                Sighting::Companion(worker, companion) => self.workers[worker].companion = companion,
+                Sighting::Companion(worker, companion) => {
+                    if std::mem::replace(&mut self.workers[worker].companion, companion) != companion {
+                        self.notify_lives(worker);
+                    }
+                }
                 Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
                 Sighting::Failed(worker, error) => self.cannot_look(worker, error),
             }
@@ -263,6 +267,7 @@ impl Supervisor {
         self.carry_out(effects, now);
         self.noticed(noticed);
         self.prove_claim(worker, false);
+        self.notify_lives(worker);
         true
     }
 

@@ -19,6 +19,7 @@ use crate::effects::signals::{self, Signals};
 use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
 use crate::notify::Notifier;
+use crate::notify::dynamo::Dynamo;
 use crate::notify::infera::Infera;
 use crate::priority;
 use crate::privileges::{self, Reduced};
@@ -281,6 +282,7 @@ async fn main(
     let kmsg_off = follow_kmsg(kmsg, &side, messages.clone());
     let config_workers = config.workers.clone();
     let inferas = inferas(&config, &side, &metrics, &messages)?;
+    let dynamos = dynamos(&config, &side, &metrics, &messages);
     let mut supervisor = Supervisor {
         boot_id: proc::boot_id().map_err(io("/proc/sys/kernel/random/boot_id"))?,
         core: Core::new(Policy {
@@ -298,7 +300,7 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare),
         signals,
-        notices: Notices::new(Notifier::start(&config.notify, inferas, &side, &metrics)),
+        notices: Notices::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
         archive: Archive::new(context, metrics.clone()),
         ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
         standing,
@@ -352,10 +354,25 @@ fn inferas(
     }
     let start = |infera| {
         let messages = messages.clone();
-        let report = Arc::new(move |told| drop(messages.send(Message::Infera(told))));
+        let report = Arc::new(move |told| drop(messages.send(Message::Told(told))));
         Infera::start(infera, &config.node, side, metrics, report)
     };
     Ok(config.infera.iter().map(start).collect::<Result<_, _>>()?)
+}
+
+/// One task for each Dynamo whose discovery is changed; in observe mode it is not even read.
+fn dynamos(
+    config: &Config,
+    side: &tokio::runtime::Handle,
+    metrics: &Metrics,
+    messages: &mpsc::UnboundedSender<Message>,
+) -> Vec<Dynamo> {
+    let start = |dynamo| {
+        let messages = messages.clone();
+        let report = Arc::new(move |told| drop(messages.send(Message::Told(told))));
+        Dynamo::start(dynamo, side, metrics, report)
+    };
+    config.dynamo.iter().filter(|_| config.mode == Mode::Enforce).map(start).collect()
 }
 
 /// Reads the kernel's log on the side runtime: it may be noisy. Returns why not, if it cannot be read.

@@ -16,7 +16,9 @@ use super::dispatch::{Declined, Tried, Upstream};
 use super::reason::{Failure, Leaving};
 use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
-use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
+use crate::continuation::{
+    Broken, Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event,
+};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Outcome, Ticket};
 
@@ -26,8 +28,9 @@ const QUEUE: usize = 16;
 const HIGH_WATER: usize = 256 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room.
-const CONTEXT_FULL: &str = "maximum context length";
+/// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room. The second is vLLM's
+/// Python frontend where the prompt fills the context to the last token.
+const CONTEXT_FULL: [&str; 2] = ["maximum context length", "max_tokens must be at least 1, got 0"];
 
 /// Serves a streaming request.
 pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
@@ -163,7 +166,8 @@ impl Session {
                     info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
                     // With a budget it may be that which does not fit.
                     let open = outgoing.body.get("max_tokens").or(outgoing.body.get("max_completion_tokens")).is_none();
-                    let full = open && status == StatusCode::BAD_REQUEST && text.contains(CONTEXT_FULL);
+                    let said = CONTEXT_FULL.iter().any(|said| text.contains(said));
+                    let full = open && status == StatusCode::BAD_REQUEST && said;
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((_, Declined::Status(response))) => {
@@ -205,7 +209,10 @@ impl Session {
             if self.stream.has_begun() {
                 self.tried.before.append(&mut self.tried.failed);
             }
-            self.tried.failed.push(Arc::clone(ticket.listing()));
+            // One that ignores a chat's ids is asked again, in another way.
+            if reason != Leaving::Broken(Broken::PromptIgnored) {
+                self.tried.failed.push(Arc::clone(ticket.listing()));
+            }
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {
@@ -382,7 +389,7 @@ impl Session {
         if self.stream.is_finished() {
             return true;
         }
-        if self.stream.movable(ticket.listing().engine).is_err() {
+        if self.stream.movable(ticket.listing().target(&self.inbound.model)).is_err() {
             ticket.settle(Outcome::Unmovable);
             return true;
         }

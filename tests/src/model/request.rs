@@ -266,13 +266,18 @@ fn completion_prompts(body: &Body, dialect: &Dialect) -> Result<Vec<Vec<TokenId>
 
 fn chat_prompt(body: &Body, dialect: &Dialect) -> Result<Vec<TokenId>, Rejection> {
     let Some(messages) = body.messages.as_ref().filter(|list| !list.is_empty()) else {
-        return Err(Rejection::bad_request(Some("messages"), "messages must be a list of at least one message"));
+        let message = match dialect.frontend {
+            Frontend::Python => "Cannot apply chat template to an empty conversation. Provide at least one message.",
+            Frontend::Rust => "messages: Validation error: messages cannot be empty [{\"value\": Array []}]",
+        };
+        return Err(Rejection::bad_request(None, message));
     };
     // The ids of a chat's continuation: the messages are then not looked at, unless
-    // `echo` asks for their text (measured on 0.32.0).
+    // `echo` asks for their text. The Rust frontend ignores them (measured on 0.32.0).
     let carried = body.kv_transfer_params.as_ref();
     if let Some(ids) = carried.and_then(|params| params.prompt_token_ids.as_ref())
         && !body.echo.unwrap_or(false)
+        && dialect.frontend == Frontend::Python
     {
         check_ids(ids)?;
         return Ok(ids.clone());
@@ -280,8 +285,16 @@ fn chat_prompt(body: &Body, dialect: &Dialect) -> Result<Vec<TokenId>, Rejection
     let continued = body.continue_final_message.unwrap_or(false);
     if continued && body.add_generation_prompt.unwrap_or(true) && dialect.frontend == Frontend::Python {
         return Err(Rejection::bad_request(
-            Some("continue_final_message"),
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            None,
+            "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you \
+             want the model to continue the final message, and add_generation_prompt when you want to add a header that \
+             will prompt it to start a new assistant message instead.",
+        ));
+    }
+    if continued && dialect.frontend == Frontend::Rust && messages.last().is_some_and(|last| last.role != "assistant") {
+        return Err(Rejection::bad_request(
+            None,
+            "Cannot set `continue_final_message` to True when the last message is not from the assistant.",
         ));
     }
     let turn = match (continued, body.add_generation_prompt.unwrap_or(true)) {
@@ -315,6 +328,13 @@ fn limits(endpoint: Endpoint, body: &Body, prompt: &[TokenId], dialect: &Dialect
     if length == 0 {
         return Err(Rejection::bad_request(None, "The decoder prompt cannot be empty"));
     }
+    if length == dialect.max_model_len && dialect.frontend == Frontend::Python {
+        // What is asked for is cut to the room that there is, and then looked at.
+        return Err(Rejection::bad_request(
+            Some("max_tokens"),
+            "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
+        ));
+    }
     if length >= dialect.max_model_len {
         return Err(Rejection::bad_request(
             None,
@@ -347,10 +367,16 @@ fn limits(endpoint: Endpoint, body: &Body, prompt: &[TokenId], dialect: &Dialect
     };
     let min_tokens = body.min_tokens.unwrap_or(0);
     if min_tokens > max_tokens && max_tokens > 0 {
-        return Err(Rejection::bad_request(
-            Some("min_tokens"),
-            format!("min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."),
-        ));
+        let message = match dialect.frontend {
+            Frontend::Python => {
+                format!("min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.")
+            }
+            Frontend::Rust => format!(
+                "`min_tokens` must be less than or equal to `max_tokens`, got min_tokens={min_tokens}, \
+                 max_tokens={max_tokens}"
+            ),
+        };
+        return Err(Rejection::bad_request(None, message));
     }
     Ok(Limits {
         max_tokens,

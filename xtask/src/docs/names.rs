@@ -206,7 +206,7 @@ const LEFT: &[&str] = &["Why streams leave a worker", "What NATS said", "How a w
 const WORKER: &str = "its name";
 
 /// All labels of all metrics.
-static LABELS: [Label; 34] = [
+static LABELS: [Label; 36] = [
     label("lastgasp_evidence_total", "kind", &["Evidence"], &["outdated"], ""),
     label("lastgasp_losses_total", "hop", &[], &[], "see [losses](#losses)"),
     label("lastgasp_losses_total", "kind", &[], &[], "see [losses](#losses)"),
@@ -227,6 +227,14 @@ static LABELS: [Label; 34] = [
         "",
     ),
     label("lastgasp_infera_remembered_requests", "worker", &[], &[], WORKER),
+    label(
+        "lastgasp_dynamo_records_total",
+        "outcome",
+        &[],
+        &["deleted", "restored", "absent", "changed", "lapsed", "failed"],
+        "",
+    ),
+    label("lastgasp_dynamo_instances", "worker", &[], &[], WORKER),
     label("lastgasp_actions_total", "action", &["Acts"], &[], ""),
     label("lastgasp_actions_total", "outcome", &["Outcomes of acts"], &[], ""),
     label("lastgasp_declarations_total", "outcome", &["Refused declarations"], &["accepted"], ""),

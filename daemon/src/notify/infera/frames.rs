@@ -82,26 +82,6 @@ const fn is_planned(kind: CauseKind) -> bool {
     matches!(kind, CauseKind::Terminated | CauseKind::Commanded)
 }
 
-/// Whether a life that was lost for this can never serve again, whatever is still alive of it.
-pub(super) const fn is_final(kind: CauseKind) -> bool {
-    match kind {
-        CauseKind::ProcessKilled
-        | CauseKind::ProcessCrashed
-        | CauseKind::ProcessExited
-        | CauseKind::OomKilled
-        | CauseKind::ProcessGone
-        | CauseKind::Replaced
-        | CauseKind::GpuFault
-        | CauseKind::ListenerClosed
-        | CauseKind::Terminated => true,
-        CauseKind::ConnectionRefused
-        | CauseKind::NotServing
-        | CauseKind::NotReady
-        | CauseKind::Hung
-        | CauseKind::Commanded => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

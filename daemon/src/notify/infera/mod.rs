@@ -17,43 +17,18 @@ mod inboxes;
 mod watcher;
 
 use std::fmt;
-use std::sync::Arc;
 
-use lastgasp_protocol::{Cause, Incarnation, Name};
+use lastgasp_protocol::Name;
 use tokio::sync::mpsc;
 
 use crate::config::InferaConfig;
 use crate::effects::nats::NatsError;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::{Lost, Report};
 
 /// Room for the workers of one node, beside what comes later.
 const ROOM_FOR_WORKERS: usize = 1024;
-
-/// A worker that is not listed any more.
-#[derive(Debug, Clone)]
-pub struct Lost {
-    /// Its name.
-    pub worker: Name,
-    /// Which life.
-    pub incarnation: Incarnation,
-    /// Why.
-    pub cause: Option<Cause>,
-}
-
-/// What was done about a worker, for its certificate.
-#[derive(Debug)]
-pub struct Told {
-    /// Its name.
-    pub worker: Name,
-    /// The life that was lost; `None`: it only drains.
-    pub lost: Option<Incarnation>,
-    /// What was done.
-    pub detail: String,
-}
-
-/// Takes what was done, on any thread.
-pub type Report = Arc<dyn Fn(Told) + Send + Sync>;
 
 /// What a sink is told.
 #[derive(Debug, Clone)]

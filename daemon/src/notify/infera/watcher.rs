@@ -12,14 +12,16 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamMap;
 
-use super::etcd::{Done, Etcd, EtcdError};
+use super::Command;
+use super::etcd::{Done, Etcd};
 use super::frames::{self, ErrorFrame};
 use super::inboxes::Inboxes;
-use super::{Command, Lost, Report, Told};
 use crate::config::InferaConfig;
 use crate::effects::nats::{self, NatsError};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::etcd::EtcdError;
+use crate::notify::{Lost, Report, System, Told, is_final};
 
 /// Messages of one subject that wait for this task. Each holds a whole request until it is looked at.
 const UNREAD: usize = 256;
@@ -137,7 +139,7 @@ impl Watcher {
                 if self.etcd.is_some() {
                     let done = self.change(&[(worker.clone(), Change::Drain)]).await;
                     let detail = done.into_iter().next().unwrap_or_default();
-                    (self.report)(Told { worker, lost: None, detail });
+                    (self.report)(Told { system: System::Infera, worker, lost: None, detail });
                 }
             }
             Command::Lost(lost) => self.lose(lost).await,
@@ -221,13 +223,18 @@ impl Watcher {
         let mut changes = Vec::new();
         for Lost { worker, incarnation, cause } in lost {
             let Some(state) = self.workers.get_mut(&worker) else {
-                (self.report)(Told { worker, lost: Some(incarnation), detail: "it was not watched".to_owned() });
+                (self.report)(Told {
+                    system: System::Infera,
+                    worker,
+                    lost: Some(incarnation),
+                    detail: "it was not watched".to_owned(),
+                });
                 continue;
             };
             let frame = ErrorFrame::of(cause.as_ref());
             // From here on its requests are answered, so that none falls between.
             state.stand_in = Some(frame.clone());
-            let is_final = cause.as_ref().is_some_and(|cause| frames::is_final(cause.kind));
+            let is_final = cause.as_ref().is_some_and(|cause| is_final(cause.kind));
             changes.push((worker.clone(), if is_final { Change::Delete } else { Change::Drain }));
             let inboxes = state.inboxes.take();
             ended.push((worker, incarnation, state.id.clone(), frame, inboxes));
@@ -267,7 +274,7 @@ impl Watcher {
             let record = discovery.next().map(|done| format!("{done}; ")).unwrap_or_default();
             let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"", inboxes.len());
             tracing::info!(sink = self.config.name, %worker, detail, "Infera told");
-            (self.report)(Told { worker, lost: Some(incarnation), detail });
+            (self.report)(Told { system: System::Infera, worker, lost: Some(incarnation), detail });
         }
     }
 

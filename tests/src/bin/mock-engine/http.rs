@@ -40,7 +40,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/models", get(models))
         .route("/health", get(health))
-        .route("/ping", get(health).post(health))
+        .route("/ping", get(ping).post(ping))
         .route("/version", get(version))
         .route("/load", get(load))
         .route("/metrics", get(metrics))
@@ -49,7 +49,23 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/mock/freeze", post(freeze))
         .route("/mock/hang", post(hang))
         .route("/mock/exec", post(exec))
+        .fallback(nothing_there)
         .with_state(app)
+}
+
+/// The Rust frontend has no `/ping`.
+async fn ping(State(app): Shared) -> Response {
+    match app.dialect.frontend {
+        Frontend::Python => health(State(app)).await,
+        Frontend::Rust => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+async fn nothing_there(State(app): Shared) -> Response {
+    match app.dialect.frontend {
+        Frontend::Python => json_response(StatusCode::NOT_FOUND, &json!({"detail": "Not Found"})),
+        Frontend::Rust => StatusCode::NOT_FOUND.into_response(),
+    }
 }
 
 async fn completions(State(app): Shared, body: Bytes) -> Response {
@@ -77,20 +93,21 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, body: &[u8]) -> Response {
     match app.phases.now() {
         Phase::Serving => {}
         // Measured during a drain: success, and nothing in it.
-        Phase::Draining | Phase::Aborting if request.stream => return sse(Body::from(DONE)),
+        Phase::Draining | Phase::Aborting if request.stream => return sse(app.dialect.frontend, Body::from(DONE)),
         Phase::Draining | Phase::Aborting => return ended_at_once(answer),
         Phase::Failed => return dead(),
         Phase::Cut | Phase::Silent => return std::future::pending().await,
     }
     let in_flight = app.phases.request();
     if request.limits.iter().all(|limits| limits.max_tokens == 0) {
-        return nothing_to_generate(&request, answer);
+        return nothing_to_generate(app.dialect.frontend, &request, answer);
     }
     let submission = app.core.submit(&request);
     if request.stream {
         let (sender, receiver) = mpsc::channel(64);
+        let frontend = app.dialect.frontend;
         tokio::spawn(stream(app, answer, submission, sender, in_flight));
-        sse(Body::from_stream(ReceiverStream::new(receiver)))
+        sse(frontend, Body::from_stream(ReceiverStream::new(receiver)))
     } else {
         unary(&app, answer, submission).await
     }
@@ -180,18 +197,22 @@ fn ended_at_once(mut answer: Answer) -> Response {
 }
 
 /// `echo` with `max_tokens: 0` on the Rust frontend.
-fn nothing_to_generate(request: &Request, mut answer: Answer) -> Response {
+fn nothing_to_generate(frontend: Frontend, request: &Request, mut answer: Answer) -> Response {
     if !request.stream {
         return ended_at_once(answer);
     }
     let mut text: String = answer.end_empty().iter().map(event).collect();
     text.extend(answer.usage_chunk().as_ref().map(event));
     text.push_str(DONE);
-    sse(Body::from(text))
+    sse(frontend, Body::from(text))
 }
 
-fn sse(body: Body) -> Response {
-    ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], body).into_response()
+fn sse(frontend: Frontend, body: Body) -> Response {
+    let content = match frontend {
+        Frontend::Python => "text/event-stream; charset=utf-8",
+        Frontend::Rust => "text/event-stream",
+    };
+    ([(header::CONTENT_TYPE, content)], body).into_response()
 }
 
 fn json_response(status: StatusCode, value: &Value) -> Response {
@@ -208,6 +229,9 @@ fn refuse(frontend: Frontend, rejection: &Rejection) -> Response {
         (Frontend::Python, StatusCode::NOT_FOUND) => ("NotFoundError", json!(404)),
         (Frontend::Python, _) => ("BadRequestError", json!(rejection.status)),
         (Frontend::Rust, StatusCode::NOT_FOUND) => ("invalid_request_error", json!("model_not_found")),
+        (Frontend::Rust, _) if rejection.message.starts_with("Failed to deserialize") => {
+            ("invalid_request_error", json!("json_parse_error"))
+        }
         (Frontend::Rust, _) => ("invalid_request_error", json!("invalid_request_error")),
     };
     json_response(
@@ -220,14 +244,22 @@ fn refuse(frontend: Frontend, rejection: &Rejection) -> Response {
 
 async fn models(State(app): Shared) -> Response {
     let model = &app.dialect.model;
-    json_response(
-        StatusCode::OK,
-        &json!({"object": "list", "data": [{
-            "id": model, "object": "model", "created": now(), "owned_by": "vllm",
-            "root": format!("./{model}"), "parent": null,
-            "max_model_len": app.dialect.max_model_len, "permission": []
-        }]}),
-    )
+    let mut entry = json!({
+        "id": model, "object": "model", "created": now(), "owned_by": "vllm",
+        "root": format!("./{model}"), "parent": null, "max_model_len": app.dialect.max_model_len
+    });
+    match app.dialect.frontend {
+        Frontend::Python => {
+            entry["permission"] = json!([{
+                "id": format!("modelperm-{:016x}", now()), "object": "model_permission", "created": now(),
+                "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
+                "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
+                "organization": "*", "group": null, "is_blocking": false
+            }]);
+        }
+        Frontend::Rust => entry["owned_by"] = json!("vllm-frontend-rs"),
+    }
+    json_response(StatusCode::OK, &json!({"object": "list", "data": [entry]}))
 }
 
 async fn health(State(app): Shared) -> Response {
@@ -238,8 +270,14 @@ async fn health(State(app): Shared) -> Response {
     }
 }
 
-async fn version() -> Response {
-    json_response(StatusCode::OK, &json!({"version": "0.32.0"}))
+async fn version(State(app): Shared) -> Response {
+    json_response(
+        StatusCode::OK,
+        &match app.dialect.frontend {
+            Frontend::Python => json!({"version": "0.32.0"}),
+            Frontend::Rust => json!({"version": "0.32.0", "rust_frontend_version": "0.32.0"}),
+        },
+    )
 }
 
 async fn load(State(app): Shared) -> Response {

@@ -1,0 +1,237 @@
+//! etcd, by the HTTP/JSON gateway of its API v3, as far as discovery is kept there.
+//!
+//! The gateway writes keys and values in base64, and 64-bit numbers as texts.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::BytesMut;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+/// How long a connection is silent before its other end is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Longest line of a watch: etcd takes no request above 1.5 MiB, and base64 makes it longer by a third.
+const MAX_LINE: usize = 8 << 20;
+
+/// Why nothing became of it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EtcdError {
+    /// It does not answer.
+    #[error("etcd: {0}")]
+    Request(#[from] reqwest::Error),
+    /// It answers with something else.
+    #[error("etcd: {0}")]
+    Answer(&'static str),
+    /// It refuses, with this status and in these words.
+    #[error("etcd: {0}: {1}")]
+    Refused(u16, String),
+}
+
+/// The gateway.
+#[derive(Debug, Clone)]
+pub(super) struct Gateway {
+    client: reqwest::Client,
+    url: String,
+}
+
+/// Records, and when they were read.
+#[derive(Debug, Deserialize)]
+pub(super) struct Range {
+    pub(super) header: Header,
+    #[serde(default)]
+    pub(super) kvs: Vec<KeyValue>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Header {
+    #[serde(deserialize_with = "number")]
+    pub(super) revision: i64,
+}
+
+/// A record. Of one that is gone only the key is known.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct KeyValue {
+    #[serde(deserialize_with = "text")]
+    pub(super) key: Vec<u8>,
+    #[serde(default, deserialize_with = "text")]
+    pub(super) value: Vec<u8>,
+    #[serde(default, deserialize_with = "number")]
+    pub(super) create_revision: i64,
+    #[serde(default, deserialize_with = "number")]
+    pub(super) mod_revision: i64,
+    #[serde(default, deserialize_with = "number")]
+    pub(super) lease: i64,
+}
+
+/// What has changed.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Event {
+    #[serde(default, rename = "type")]
+    kind: EventKind,
+    pub(super) kv: KeyValue,
+}
+
+/// The gateway leaves out what is zero.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum EventKind {
+    #[default]
+    #[serde(rename = "PUT")]
+    Put,
+    #[serde(rename = "DELETE")]
+    Delete,
+}
+
+impl Event {
+    /// The record is gone.
+    pub(super) fn is_deletion(&self) -> bool {
+        self.kind == EventKind::Delete
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Txn {
+    /// The gateway leaves `false` out.
+    #[serde(default)]
+    succeeded: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Watched {
+    result: Option<WatchResult>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WatchResult {
+    #[serde(default)]
+    canceled: bool,
+    #[serde(default)]
+    events: Vec<Event>,
+}
+
+/// A stream of changes.
+#[derive(Debug)]
+pub(super) struct Watch {
+    response: reqwest::Response,
+    line: BytesMut,
+}
+
+/// Text as the gateway writes it.
+pub(super) fn coded(text: impl AsRef<[u8]>) -> String {
+    STANDARD.encode(text)
+}
+
+impl Gateway {
+    /// `url` without a path.
+    pub(super) fn new(url: &str) -> Self {
+        let client = reqwest::Client::builder().tcp_keepalive(KEEPALIVE).build().expect("nothing that can be refused");
+        Self { client, url: url.trim_end_matches('/').to_owned() }
+    }
+
+    /// One record.
+    pub(super) async fn read(&self, key: &str) -> Result<Option<KeyValue>, EtcdError> {
+        let range: Range = self.post("kv/range", &json!({"key": coded(key)})).await?;
+        Ok(range.kvs.into_iter().next())
+    }
+
+    /// Every record below a prefix.
+    pub(super) async fn list(&self, prefix: &str) -> Result<Range, EtcdError> {
+        self.post("kv/range", &json!({"key": coded(prefix), "range_end": coded(end_of(prefix))})).await
+    }
+
+    /// What changes below a prefix from this revision on.
+    pub(super) async fn watch(&self, prefix: &str, revision: i64) -> Result<Watch, EtcdError> {
+        let (key, range_end) = (coded(prefix), coded(end_of(prefix)));
+        let request = json!({"create_request": {"key": key, "range_end": range_end, "start_revision": revision}});
+        Ok(Watch { response: self.send("watch", &request).await?, line: BytesMut::new() })
+    }
+
+    /// Does all of `changes` if all of `compares` hold; says whether they did.
+    pub(super) async fn change(&self, compares: &[Value], changes: &[Value]) -> Result<bool, EtcdError> {
+        let Txn { succeeded } = self.post("kv/txn", &json!({"compare": compares, "success": changes})).await?;
+        Ok(succeeded)
+    }
+
+    async fn post<T: serde::de::DeserializeOwned>(&self, call: &str, body: &Value) -> Result<T, EtcdError> {
+        Ok(self.send(call, body).await?.json().await?)
+    }
+
+    async fn send(&self, call: &str, body: &Value) -> Result<reqwest::Response, EtcdError> {
+        let response = self.client.post(format!("{}/v3/{call}", self.url)).json(body).send().await?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(EtcdError::Refused(status.as_u16(), response.text().await?.trim().to_owned()));
+        }
+        Ok(response)
+    }
+}
+
+impl Watch {
+    /// Waits for the next changes.
+    ///
+    /// # Errors
+    /// The stream is over, or is none: what was missed has to be listed.
+    pub(super) async fn next(&mut self) -> Result<Vec<Event>, EtcdError> {
+        loop {
+            if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
+                let line = self.line.split_to(end + 1);
+                let Watched { result } =
+                    serde_json::from_slice(&line).map_err(|_| EtcdError::Answer("a watch that is no JSON"))?;
+                match result {
+                    // Compaction has overtaken us.
+                    None | Some(WatchResult { canceled: true, .. }) => {
+                        return Err(EtcdError::Answer("the watch is cancelled"));
+                    }
+                    Some(WatchResult { events, .. }) if events.is_empty() => continue,
+                    Some(WatchResult { events, .. }) => return Ok(events),
+                }
+            }
+            if self.line.len() > MAX_LINE {
+                return Err(EtcdError::Answer("a change that is too long"));
+            }
+            match self.response.chunk().await? {
+                Some(chunk) => self.line.extend_from_slice(&chunk),
+                None => return Err(EtcdError::Answer("the watch has ended")),
+            }
+        }
+    }
+}
+
+/// The first key that does not begin with `prefix`, which ends with a slash.
+fn end_of(prefix: &str) -> String {
+    let before = prefix.strip_suffix('/').expect("prefixes end with a slash");
+    // In ASCII, '0' comes after '/'.
+    format!("{before}0")
+}
+
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    STANDARD.decode(text).map_err(serde::de::Error::custom)
+}
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_gateway_leaves_out_is_zero() {
+        let deleted: Event =
+            serde_json::from_str(r#"{"type":"DELETE","kv":{"key":"djEv","mod_revision":"7"}}"#).unwrap();
+        assert!(deleted.is_deletion());
+        assert_eq!((deleted.kv.key.as_slice(), deleted.kv.mod_revision, deleted.kv.lease), (&b"v1/"[..], 7, 0));
+        let put = r#"{"kv":{"key":"djEv","create_revision":"7","mod_revision":"7","version":"1","value":"e30=","lease":"5"}}"#;
+        let put: Event = serde_json::from_str(put).unwrap();
+        assert_eq!((put.is_deletion(), put.kv.value.as_slice(), put.kv.lease), (false, &b"{}"[..], 5));
+        assert!(!serde_json::from_str::<Txn>("{}").unwrap().succeeded);
+    }
+
+    #[test]
+    fn a_prefix_ends_where_its_slash_does() {
+        assert_eq!(end_of("v1/instances/"), "v1/instances0");
+    }
+}
