@@ -119,7 +119,7 @@ impl Stage<'_> {
         router.offers(&[&old]).await?;
         let ramp = Duration::from_millis(streams as u64);
         // Long enough that none ends before all have begun and the worker is lost.
-        let tokens = 8 + usize::try_from(ramp.as_millis() / PACE.as_millis()).unwrap_or_default();
+        let tokens = 12 + usize::try_from(ramp.as_millis() / PACE.as_millis()).unwrap_or_default();
         let order = Order { tokens, pace: PACE };
         let mut crowd =
             Crowd::gather(vec![(router.address, streams)], order, ramp).map_err(file("a thread".as_ref()))?;
