@@ -142,6 +142,16 @@ impl Incarnation {
         Self(format!("{boot}-{tgid}-{start_ticks}").into_boxed_str())
     }
 
+    /// The tgid and start time of the process that [`Self::of_process`] made this of, if that was in
+    /// this boot.
+    #[must_use]
+    pub fn process(&self, boot_id: &str) -> Option<(u32, u64)> {
+        let mut parts = self.0.split('-').skip(1);
+        let process = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        // Its exact form: another's incarnation may happen to look like it.
+        (*self == Self::of_process(boot_id, process.0, process.1)).then_some(process)
+    }
+
     /// The incarnation as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -211,6 +221,17 @@ mod tests {
     fn a_token_has_one_spelling() {
         for bad in ["=", "=2", "=2f", "=41", "a.b", "a b", "=FF"] {
             assert_eq!(Name::from_token(bad), Err(NameError::BadToken), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_incarnation_names_its_process_in_its_own_boot() {
+        let boot = "5f0c1d2e-0000-4000-8000-000000000000";
+        let incarnation = Incarnation::of_process(boot, 4711, 99_887_766);
+        assert_eq!(incarnation.process(boot), Some((4711, 99_887_766)));
+        assert_eq!(incarnation.process("6f0c1d2e-0000"), None);
+        for other in ["5f0c1d2e-04711-7", "5f0c1d2e-4711-7-8", "5f0c1d2e-4711", "instance-1-2", "x"] {
+            assert_eq!(Incarnation::new(other).unwrap().process(boot), None, "{other}");
         }
     }
 

@@ -88,7 +88,7 @@ struct Run {
 fn play(case: &Case, piece: usize) -> Run {
     let endpoint = Endpoint::of_path(&case.path).unwrap();
     let options = Options { migrate: case.migration_limit > 0, ..Options::default() };
-    let target = Target { engine: Engine::named(&case.engine), max_model_len: Some(2048) };
+    let target = Target { engine: Engine::named(&case.engine), max_model_len: Some(2048), takes_chat_ids: false };
     let mut stream = Continuation::new(endpoint, case.request.clone(), options);
     let mut run = Run { requests: Vec::new(), client: Vec::new(), unmovable: None };
     let mut moves = 0;

@@ -143,7 +143,7 @@ proptest! {
         if !keeps_ids {
             body.remove("return_token_ids");
         }
-        let target = Target { engine, max_model_len: Some(2048) };
+        let target = Target { engine, max_model_len: Some(2048), takes_chat_ids: engine == Engine::Vllm };
         let mut stream = Continuation::new(*endpoint, body, Options { migrate, ..Options::default() });
         let mut client = Vec::new();
         let mut done = false;
@@ -226,7 +226,7 @@ fn a_request() {
             for endpoint in [Endpoint::Chat, Endpoint::Completions] {
                 let options = Options { migrate: true, ..Options::default() };
                 let mut stream = Continuation::new(endpoint, body.clone(), options);
-                let target = Target { engine: Engine::Vllm, max_model_len: Some(2048) };
+                let target = Target { engine: Engine::Vllm, max_model_len: Some(2048), takes_chat_ids: true };
                 let sent = stream.resend(target).map(|outgoing| outgoing.as_it_came).ok();
                 let mut client = Vec::new();
                 let (_, _, answer) = &corpus()[0];

@@ -136,7 +136,8 @@ fn dying(events: &[String], death: Death) -> (Vec<u8>, bool) {
 
 /// Plays a story. Returns the client's bytes and the exactness of every move.
 fn play(story: &Story, deaths: &[Death]) -> (Vec<u8>, Vec<Exactness>) {
-    let target = Target { engine: story.engine, max_model_len: story.context.then_some(CONTEXT) };
+    let takes_chat_ids = story.engine == Engine::Vllm && story.fake.frontend == Frontend::Python;
+    let target = Target { engine: story.engine, max_model_len: story.context.then_some(CONTEXT), takes_chat_ids };
     // Where an EOS shares a chunk with text, and the finish_reason comes later, only its id tells.
     let eos_token_ids = if story.fake.interval > 1 { vec![EOS] } else { Vec::new() };
     let options = Options { migrate: true, eos_token_ids, ..Options::default() };

@@ -9,10 +9,16 @@ use lastgasp_router::continuation::{
 };
 use serde_json::{Value, json};
 
-const VLLM: Target = Target { engine: Engine::Vllm, max_model_len: Some(100) };
-const SGLANG: Target = Target { engine: Engine::Sglang, max_model_len: Some(100) };
-const TRTLLM: Target = Target { engine: Engine::Trtllm, max_model_len: None };
-const GENERIC: Target = Target { engine: Engine::Generic, max_model_len: None };
+/// With the Rust frontend, which takes ids on the completions endpoint only.
+const VLLM: Target = target(Engine::Vllm, Some(100));
+const PYTHON: Target = Target { takes_chat_ids: true, ..VLLM };
+const SGLANG: Target = target(Engine::Sglang, Some(100));
+const TRTLLM: Target = target(Engine::Trtllm, None);
+const GENERIC: Target = target(Engine::Generic, None);
+
+const fn target(engine: Engine, max_model_len: Option<u64>) -> Target {
+    Target { engine, max_model_len, takes_chat_ids: false }
+}
 
 /// A stream under test.
 struct Stream {
@@ -178,7 +184,7 @@ fn where_the_context_is_not_known_a_chat_continues_on_its_own_endpoint_by_ids() 
     let mut stream = Stream::chat(messages(json!({ "kv_transfer_params": { "x": 1 } })));
     stream.begins(&[1, 2]);
     stream.says("a", &[11]);
-    let outgoing = stream.moves_to(Target { engine: Engine::Vllm, max_model_len: None });
+    let outgoing = stream.moves_to(Target { max_model_len: None, ..PYTHON });
     assert_eq!((outgoing.endpoint, outgoing.exactness), (Endpoint::Chat, Exactness::Exact));
     assert_eq!(outgoing.body["kv_transfer_params"], json!({ "x": 1, "prompt_token_ids": [1, 2, 11] }));
     assert_eq!(outgoing.body.get("max_tokens"), None);
@@ -503,17 +509,77 @@ fn defaults_that_are_spelled_out_forbid_nothing() {
 }
 
 #[test]
-fn a_tool_call_is_not_moved_and_a_chat_with_tools_only_by_text() {
+fn words_before_a_tool_call_go_by_ids_where_the_chat_endpoint_takes_them() {
+    let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }], "max_tokens": 9 });
+    let mut stream = Stream::chat(messages(tools));
+    assert_eq!(stream.first.body["return_token_ids"], true);
+    assert_eq!(stream.first.body["stream_options"]["continuous_usage_stats"], true);
+    stream.begins(&[1]);
+    stream.feed(json!({ "id": "a", "usage": { "prompt_tokens": 1, "completion_tokens": 1 },
+        "choices": [{ "index": 0, "delta": { "content": "a" }, "token_ids": [11] }] }));
+    let outgoing = stream.moves_to(PYTHON);
+    assert_eq!((outgoing.endpoint, outgoing.exactness), (Endpoint::Chat, Exactness::Exact));
+    assert_eq!(outgoing.body["kv_transfer_params"]["prompt_token_ids"], json!([1, 11]));
+    assert_eq!((&outgoing.body["tools"][0]["type"], &outgoing.body["max_tokens"]), (&json!("function"), &json!(8)));
+    // No chunk of a count that was not asked for.
+    assert!(!stream.sent().contains("usage") && !stream.sent().contains("token_ids"), "{}", stream.sent());
+}
+
+#[test]
+fn with_tools_fewer_ids_than_tokens_are_not_carried() {
+    // vllm#27482.
     let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
-    let mut stream = Stream::chat(messages(tools.clone()));
-    assert!(stream.first.body.get("return_token_ids").is_none());
+    let mut stream = Stream::chat(messages(tools));
+    stream.begins(&[1]);
+    stream.feed(json!({ "id": "a", "usage": { "prompt_tokens": 1, "completion_tokens": 2 },
+        "choices": [{ "index": 0, "delta": { "content": "a" }, "token_ids": [11] }] }));
+    let outgoing = stream.moves_to(PYTHON);
+    assert_eq!((outgoing.endpoint, outgoing.exactness), (Endpoint::Chat, Exactness::Approximate));
+}
+
+#[test]
+fn a_tool_call_is_not_moved_and_words_before_it_by_text_where_a_chat_takes_no_ids() {
+    let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
+    let mut stream = Stream::chat(messages(tools));
     stream.says("a", &[]);
     let outgoing = stream.moves_to(VLLM);
     assert_eq!((outgoing.endpoint, outgoing.exactness), (Endpoint::Chat, Exactness::Approximate));
     stream.feed(
         json!({ "id": "a", "choices": [{ "index": 0, "delta": { "tool_calls": [{ "index": 0, "id": "call_1" }] } }] }),
     );
-    assert_eq!(stream.refuses(VLLM), Unmovable::ToolCalls);
+    assert_eq!(stream.refuses(PYTHON), Unmovable::ToolCalls);
+}
+
+#[test]
+fn a_call_that_must_come_and_a_stop_string_beside_tools_are_left_to_the_engine() {
+    for also in [json!({ "tool_choice": "required" }), json!({ "stop": "x" })] {
+        let mut body = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
+        body.as_object_mut().unwrap().extend(also.as_object().unwrap().clone());
+        let stream = Stream::chat(messages(body.clone()));
+        assert!(stream.first.body.get("return_token_ids").is_none());
+        assert_eq!(
+            (&stream.first.body["stop"], &stream.first.body["tool_choice"]),
+            (&body["stop"], &body["tool_choice"])
+        );
+    }
+}
+
+#[test]
+fn an_engine_that_ignores_a_chats_ids_is_left_before_it_says_a_word_and_asked_in_another_way() {
+    for first in [
+        json!({ "id": "b", "prompt_token_ids": [1], "choices": [{ "index": 0, "delta": { "role": "assistant" } }] }),
+        json!({ "id": "b", "choices": [{ "index": 0, "delta": { "content": "a" }, "token_ids": [11] }] }),
+    ] {
+        let mut stream = Stream::chat(messages(json!({})));
+        stream.begins(&[1]);
+        stream.says("a", &[11]);
+        let sent = stream.sent();
+        assert_eq!(stream.moves_to(PYTHON).endpoint, Endpoint::Chat);
+        assert_eq!(stream.feed(first), Progress::Broken(Broken::PromptIgnored));
+        assert_eq!((stream.sent(), stream.stream.has_begun()), (sent, false));
+        let outgoing = stream.moves_to(PYTHON);
+        assert_eq!((outgoing.endpoint, &outgoing.body["prompt"]), (Endpoint::Completions, &json!([1, 11])));
+    }
 }
 
 #[test]
@@ -524,13 +590,18 @@ fn reasoning_is_carried_by_ids_on_the_chat_endpoint_and_not_at_all_by_text() {
         let mut stream = Stream::chat(messages(json!({})));
         stream.begins(&[1]);
         stream.feed(chunk(json!([11])));
-        let outgoing = stream.moves_to(VLLM);
+        let outgoing = stream.moves_to(PYTHON);
         assert_eq!(outgoing.endpoint, Endpoint::Chat);
         assert_eq!(outgoing.body["kv_transfer_params"]["prompt_token_ids"], json!([1, 11]));
 
         let mut stream = Stream::chat(messages(json!({})));
         stream.begins(&[1]);
         stream.feed(chunk(Value::Null));
+        assert_eq!(stream.refuses(PYTHON), Unmovable::ReasoningWithoutIds);
+
+        let mut stream = Stream::chat(messages(json!({})));
+        stream.begins(&[1]);
+        stream.feed(chunk(json!([11])));
         assert_eq!(stream.refuses(VLLM), Unmovable::ReasoningWithoutIds);
     }
 }

@@ -40,7 +40,7 @@ fn transcripts() -> Vec<Transcript> {
 fn replay(transcript: &Transcript, body: &Map<String, Value>, migrate: bool, piece: usize) -> Vec<u8> {
     let options = Options { migrate, ..Options::default() };
     let mut stream = Continuation::new(transcript.endpoint, body.clone(), options);
-    stream.resend(Target { engine: Engine::Vllm, max_model_len: None }).unwrap();
+    stream.resend(Target { engine: Engine::Vllm, max_model_len: None, takes_chat_ids: false }).unwrap();
     let mut out = Vec::new();
     let mut progress = Progress::Going;
     for bytes in transcript.stream.chunks(piece) {
@@ -116,7 +116,7 @@ fn a_death_at_any_byte_sends_no_half_event_and_carries_no_half_character() {
         for end in (0..transcript.stream.len()).step_by(13) {
             let options = Options { migrate: true, ..Options::default() };
             let mut stream = Continuation::new(transcript.endpoint, transcript.body.clone(), options);
-            let target = Target { engine: Engine::Vllm, max_model_len: Some(2048) };
+            let target = Target { engine: Engine::Vllm, max_model_len: Some(2048), takes_chat_ids: false };
             stream.resend(target).unwrap();
             let mut out = Vec::new();
             if stream.feed(&transcript.stream[..end], &mut out) != Progress::Going {

@@ -31,6 +31,7 @@ pub fn find(name: &'static str) -> Result<PathBuf, HarnessError> {
     let package = match name {
         "lastgasp" => "lastgasp",
         "lastgasp-router" => "lastgasp-router",
+        "bench-engine" => "lastgasp-bench",
         _ => "lastgasp-tests",
     };
     let release = if folder.ends_with("release") { " --release" } else { "" };

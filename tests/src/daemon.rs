@@ -33,6 +33,9 @@ pub struct DaemonConfig {
     pub notify: Vec<toml::Table>,
     /// The workers.
     pub worker: Vec<WorkerConfig>,
+    /// What it logs.
+    #[serde(skip)]
+    pub log: &'static str,
     /// Further arguments of `lastgasp run`.
     #[serde(skip)]
     arguments: Vec<String>,
@@ -147,6 +150,7 @@ impl DaemonConfig {
             declare: None,
             notify: Vec::new(),
             worker: Vec::new(),
+            log: "info,lastgasp=debug",
             arguments: Vec::new(),
         }
     }
@@ -281,6 +285,25 @@ impl DaemonConfig {
         self
     }
 
+    /// Adds a process as a worker, whose health somebody else tells there; asked as often as is the default.
+    #[must_use]
+    pub fn with_process(mut self, name: &str, pid: u32, grpc: &str) -> Self {
+        self.worker.push(WorkerConfig {
+            name: name.to_owned(),
+            engine: "generic",
+            find: Find::Pid(pid),
+            writer: "daemon",
+            endpoint: grpc.to_owned(),
+            models: vec!["tiny".to_owned()],
+            drain_window_ms: 60_000,
+            on_lost: "none".into(),
+            reap_grace_ms: 0,
+            sever: toml::Table::new(),
+            health: HealthConfig { grpc: grpc.to_owned(), check_interval_ms: 1000, ..HealthConfig::default() },
+        });
+        self
+    }
+
     /// Adds `engine` as a worker of this name.
     #[must_use]
     pub fn with(mut self, engine: &Engine) -> Self {
@@ -362,7 +385,7 @@ impl Daemon {
         let ready_file = folder.join(format!("{}.ready.json", stem(&config.node)));
         let _ = std::fs::remove_file(&ready_file);
         command.arg("run").arg("--config").arg(&path).arg("--ready-file").arg(&ready_file);
-        command.args(["--log", "info,lastgasp=debug"]).args(&config.arguments);
+        command.args(["--log", config.log]).args(&config.arguments);
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_the_tests_own(name)) {
             command.env_remove(name);
         }

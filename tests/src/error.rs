@@ -62,7 +62,7 @@ impl std::fmt::Debug for HarnessError {
 
 impl HarnessError {
     /// With all its sources: reqwest's own text leaves out what happened.
-    pub(crate) fn http(error: reqwest::Error) -> Self {
+    pub fn http(error: reqwest::Error) -> Self {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(error) = source {

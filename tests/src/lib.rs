@@ -15,6 +15,7 @@ pub mod browser;
 pub mod client;
 pub mod daemon;
 pub mod discovery;
+pub mod distribution;
 pub mod engine;
 mod error;
 pub mod etcd;

@@ -14,6 +14,7 @@ mod crowd;
 mod daemon_comes_early;
 mod daemon_killed_at_every_effect;
 mod daemon_restarts;
+mod daemon_sees_less;
 mod daemon_stops;
 mod daemon_without_ebpf;
 mod daemon_without_room;

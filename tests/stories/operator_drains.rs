@@ -17,6 +17,7 @@ async fn new_work_goes_elsewhere_and_streams_finish() {
     assert!(said.out.starts_with("alpha: draining: no new work; its streams go on for 60 s"), "{said:?}");
     let record = scene.discovery.listed("alpha", WorkerState::Draining).await.unwrap();
     assert!(record.commanded.as_ref().is_some_and(|why| why.ends_with(": new driver")), "{record:?}");
+    scene.new_work_goes_only_to("beta").await;
     for number in 0..3 {
         assert_eq!(scene.ask(&Question::chat(&format!("late {number}"))).await.worker, "beta");
     }

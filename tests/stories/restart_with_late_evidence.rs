@@ -40,6 +40,7 @@ async fn the_successor_is_not_withdrawn_by_evidence_about_its_predecessor() {
     let last = scene.discovery.history("alpha").pop().unwrap();
     assert_eq!(last.record.map(|record| record.incarnation), Some(second_life.incarnation));
     assert_eq!(scene.discovery.removals("alpha"), 1);
+    scene.new_work_goes_only_to("alpha").await;
     let asked = scene.ask(&Question::chat("and now?")).await;
     assert_eq!(asked.worker, "alpha");
     asked.finish().await;

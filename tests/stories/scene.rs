@@ -135,6 +135,12 @@ impl Scene {
         *self.engine(name) = new;
     }
 
+    /// Waits until the router, which hears of changes when we do, sends new work to this worker alone.
+    pub(crate) async fn new_work_goes_only_to(&self, name: &str) {
+        let record = self.discovery.listed(name, WorkerState::Serving).await.unwrap();
+        self.router.offers(&[(&format!("{NODE}/{name}"), &record.incarnation)]).await.unwrap();
+    }
+
     /// Asks for an answer and reads its first tokens.
     pub(crate) async fn ask(&self, question: &Question) -> Asked {
         let mut stream = self.router.stream(question.endpoint, &question.body).await.unwrap();

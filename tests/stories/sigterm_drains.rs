@@ -15,6 +15,7 @@ async fn streams_finish_where_they_are_and_new_ones_go_elsewhere() {
     scene.engine("alpha").signal_root(Signal::SIGTERM);
 
     scene.discovery.listed("alpha", WorkerState::Draining).await.unwrap();
+    scene.new_work_goes_only_to("beta").await;
     for number in 0..3 {
         let late = scene.ask(&Question::chat(&format!("late {number}"))).await;
         assert_eq!(late.worker, "beta");

@@ -21,6 +21,7 @@ async fn the_worker_drains_before_the_engine_knows() {
 
     scene.discovery.listed("alpha", WorkerState::Draining).await.unwrap();
     assert!(supervisor.is_alive() && scene.engine("alpha").core.is_alive(), "nobody has left");
+    scene.new_work_goes_only_to("beta").await;
     for number in 0..3 {
         let late = scene.ask(&Question::chat(&format!("late {number}"))).await;
         assert_eq!(late.worker, "beta");

@@ -5,6 +5,7 @@
 //! in one sentence.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod build_ebpf;
 mod chromium;
 mod containers;
@@ -28,6 +29,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Xtask {
+    Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
     Dependencies(dependencies::Arguments),
@@ -42,6 +44,7 @@ enum Xtask {
 
 fn main() -> ExitCode {
     match Xtask::parse() {
+        Xtask::Bench(arguments) => bench::main(&arguments),
         Xtask::BuildEbpf(arguments) => build_ebpf::main(&arguments),
         Xtask::Demo(arguments) => demo::main(&arguments),
         Xtask::Dependencies(arguments) => dependencies::main(&arguments),

@@ -136,6 +136,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     }
     test("stories", needs_root, &mut stories);
 
+    test("benches, a little of each", needs_root, cargo("test").args(["-p", "lastgasp-bench"]));
+
     // What is in deploy/. The packages are installed into target/, by pip; the image's tools by apt-get.
     let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
     let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");

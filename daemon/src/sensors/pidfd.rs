@@ -114,7 +114,7 @@ fn open_fd(process: ProcessId) -> Result<OwnedFd, PidfdError> {
     same()?;
     let fd = sys::pidfd_open(process.tgid).map_err(|source| match source.raw_os_error() {
         Some(libc::ESRCH) => PidfdError::Gone(process),
-        Some(libc::EMFILE | libc::ENFILE) => PidfdError::TooManyFiles(process),
+        _ if proc::is_want_of_files(&source) => PidfdError::TooManyFiles(process),
         Some(libc::ENOSYS) => PidfdError::Unsupported,
         _ => PidfdError::Io { process, source },
     })?;

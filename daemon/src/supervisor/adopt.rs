@@ -33,6 +33,8 @@ use super::{Message, Supervisor};
 pub(super) struct Inherited {
     left: Left,
     bucket: Bucket,
+    /// It was looked at before: registrars know the bucket.
+    again: bool,
 }
 
 /// The node's keys at the start of this daemon.
@@ -91,13 +93,14 @@ impl Supervisor {
     }
 
     /// What an earlier daemon left, once it is known which processes there are. Only then may
-    /// anything be written over it.
+    /// anything be written over it. A record whose process lives and was not found stands as it is,
+    /// and is looked at again after the next scan.
     pub(super) fn inherit(&mut self, inherited: Inherited) {
         if self.ready.is_some() {
             self.inherited = Some(inherited);
             return;
         }
-        let Inherited { left: Left { records, ended }, bucket } = inherited;
+        let Inherited { left: Left { records, ended }, bucket, again } = inherited;
         for record in ended {
             // It was withdrawn, and its root lives on: what was missing then is not to be listed now.
             let Some(worker) = self.workers.named(&record.worker) else { continue };
@@ -106,6 +109,8 @@ impl Supervisor {
                 self.miss(worker, root, &record.processes);
             }
         }
+        let (hidden, records): (Vec<_>, Vec<_>) =
+            records.into_iter().partition(|(record, _)| self.is_hidden(record, !again));
         for (record, revision) in records {
             match self.workers.named(&record.worker) {
                 Some(worker) => self.inherit_record(worker, record, revision),
@@ -113,7 +118,30 @@ impl Supervisor {
                 None => self.delete_unconfigured(&bucket, &record, revision),
             }
         }
-        self.registrars.send_replace(Some(bucket));
+        if !hidden.is_empty() {
+            let left = Left { records: hidden, ended: Vec::new() };
+            self.inherited = Some(Inherited { left, bucket: bucket.clone(), again: true });
+        }
+        if !again {
+            self.registrars.send_replace(Some(bucket));
+        }
+    }
+
+    /// The process of this record lives, and there was no way to find that out but its pid: without
+    /// descriptors no file of `/proc` can be read. `first`: it is worth a line in the log.
+    fn is_hidden(&self, record: &WorkerRecord, first: bool) -> bool {
+        let Some((tgid, start_ticks)) = record.incarnation.process(&self.boot_id) else { return false };
+        let unseen = match self.workers.named(&record.worker) {
+            Some(worker) => self.processes.root(worker).is_none() && !self.is_over(worker),
+            // It may have declared itself. Who may not be asked for want of privileges is another matter.
+            None => proc::environ_value(tgid, proc::WORKER).is_err_and(|error| proc::is_want_of_files(&error)),
+        };
+        let hidden = unseen && proc::is_alive(ProcessId { tgid, start_ticks });
+        if hidden && first {
+            let WorkerRecord { worker, incarnation, .. } = record;
+            tracing::warn!(%worker, %incarnation, "its process lives and cannot be looked at: its record stands");
+        }
+        hidden
     }
 
     fn inherit_record(&mut self, worker: WorkerId, record: WorkerRecord, revision: u64) {
@@ -313,7 +341,7 @@ impl OwnRecords {
                             self.present.send_replace(Arc::new(Present { asked, keys }));
                         }
                         if let Some(left) = inherited.take() {
-                            let inherited = Box::new(Inherited { left, bucket: bucket.clone() });
+                            let inherited = Box::new(Inherited { left, bucket: bucket.clone(), again: false });
                             let _ = self.messages.send(Message::Inherited(inherited));
                         }
                     }

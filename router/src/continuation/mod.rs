@@ -13,8 +13,8 @@
 //! A move is *exact* where the engine reports token ids: the next worker is given the prompt's ids
 //! and those whose text the client has whole. Else it is *approximate*: text is carried, and the
 //! next worker may cut it into other tokens. These are approximate by nature: chats on SGLang
-//! (no ids while streaming), TensorRT-LLM and unknown engines, requests with tools, media, `echo`,
-//! or `stop` together with `min_tokens`. [`Options::strict`] refuses such moves.
+//! (no ids while streaming), TensorRT-LLM and unknown engines, requests with media, `echo`,
+//! or `stop` together with `min_tokens`, and tools where the chat endpoint takes no ids. [`Options::strict`] refuses such moves.
 //!
 //! What is known to differ after an exact move, since the engines give no way to restore it:
 //! `seed` (dropped: it would begin again), `presence_penalty` and `frequency_penalty` (they count

@@ -109,9 +109,12 @@ pub(crate) struct Request {
     pub(crate) wants_usage: bool,
     pub(crate) wants_continuous_usage: bool,
     pub(crate) echo: bool,
-    /// Ids would not carry all of it: tools and media are lost with them, and a stop string counts
-    /// only after `min_tokens`, which the chunks of an engine do not tell to the token.
+    /// Ids would not carry all of it: media are lost with them, a stop string counts only after
+    /// `min_tokens`, which the chunks of an engine do not tell to the token, and in a tool call, of which the
+    /// router sees no text; and a call that must come is decoded under a grammar.
     pub(crate) needs_text: bool,
+    /// The model may call tools. The completions endpoint would not know of them.
+    pub(crate) tools: bool,
     pub(crate) min_tokens: u64,
     pub(crate) stop_token_ids: Vec<u32>,
 }
@@ -129,6 +132,7 @@ impl Request {
         };
         let stops = Stops::of(&body);
         let min_tokens = count(&body, "min_tokens").unwrap_or(0);
+        let tools = has_tools(&body);
         Self {
             endpoint,
             refusal: refusal(endpoint, &body, &prompt, strict),
@@ -137,7 +141,10 @@ impl Request {
             wants_usage: option("include_usage"),
             wants_continuous_usage: option("include_usage") && option("continuous_usage_stats"),
             echo: flag("echo"),
-            needs_text: has_tools(&body) || has_media(&body) || stops.is_some() && min_tokens > 0,
+            needs_text: has_media(&body)
+                || stops.is_some() && (min_tokens > 0 || tools)
+                || tools && body.get("tool_choice").is_some_and(|choice| choice != "auto" && !choice.is_null()),
+            tools,
             stops,
             min_tokens,
             stop_token_ids: body

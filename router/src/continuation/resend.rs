@@ -12,6 +12,9 @@ pub struct Target {
     pub engine: Engine,
     /// `max_model_len` of its `/v1/models`, in tokens, if it was told.
     pub max_model_len: Option<u64>,
+    /// Its chat endpoint takes ids for its prompt, in `kv_transfer_params.prompt_token_ids`: vLLM's Python
+    /// frontend does, the Rust one ignores them and would begin again (both 0.32.0, measured).
+    pub takes_chat_ids: bool,
 }
 
 /// How faithfully a request continues what was sent.
@@ -50,6 +53,8 @@ pub struct Outgoing {
     pub as_it_came: bool,
     /// Running counts were asked for, which the client is not to see unless it asked too.
     pub(crate) counting: bool,
+    /// The ids that a chat's prompt consists of, if the engine takes them: it says so in its first chunk.
+    pub(crate) prompt: Option<Vec<u32>>,
 }
 
 /// Why no request can be made.
@@ -78,11 +83,12 @@ pub(crate) struct Carried<'a> {
 
 /// The first request, or the same one again. `migrate`: it may have to be continued.
 pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoing {
-    let Target { engine, max_model_len: _ } = target;
+    let Target { engine, .. } = target;
     let mut body = request.body.clone();
     // Asked for ids, vLLM's Python frontend leaves the echo out.
     let ask_ids = migrate && !request.needs_text && !request.echo && engine.gives_ids(request.endpoint);
-    let counting = migrate && !ask_ids && engine.counts_as_it_goes();
+    // With tools, ids may be fewer than tokens (vllm#27482): the count tells.
+    let counting = migrate && (!ask_ids || request.tools) && engine.counts_as_it_goes();
     if ask_ids {
         ask(request, &mut body);
     }
@@ -95,6 +101,7 @@ pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoin
         exactness: Exactness::Whole,
         as_it_came: !ask_ids && !counting,
         counting,
+        prompt: None,
     }
 }
 
@@ -124,7 +131,7 @@ pub(crate) fn continued(
         let most = super::request::count(&body, "max_tokens").unwrap_or(u64::MAX);
         body.insert("min_tokens".into(), least.min(most).into());
     }
-    let counting = exactness == Exactness::Approximate && target.engine.counts_as_it_goes();
+    let counting = (exactness == Exactness::Approximate || request.tools) && target.engine.counts_as_it_goes();
     if exactness == Exactness::Exact && target.engine.gives_ids(endpoint) {
         ask(request, &mut body);
     } else if stops_taken {
@@ -133,7 +140,10 @@ pub(crate) fn continued(
     if counting {
         count_as_it_goes(&mut body);
     }
-    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false, counting })
+    let prompt = (exactness == Exactness::Exact && request.endpoint == Endpoint::Chat && endpoint == Endpoint::Chat)
+        .then(|| carried.ids.map(|(prompt, produced)| [prompt, produced].concat()))
+        .flatten();
+    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false, counting, prompt })
 }
 
 fn count_as_it_goes(body: &mut Map<String, Value>) {
@@ -205,17 +215,20 @@ fn by_ids(
         }
         return Ok(Some((Endpoint::Completions, body)));
     }
-    // The chat endpoint keeps what completions would lose; only vLLM takes ids there.
-    if carried.reasoning || request.loses_on_completions() || budget.or(room).is_none() {
-        if target.engine != Engine::Vllm {
-            return Ok(None);
-        }
+    // The chat endpoint keeps the parsers of reasoning and tool calls, and chat logprobs.
+    if target.takes_chat_ids {
         let mut body = request.body.clone();
         let mut parameters = body.get("kv_transfer_params").and_then(Value::as_object).cloned().unwrap_or_default();
         parameters.insert("prompt_token_ids".into(), json!(ids));
         body.insert("kv_transfer_params".into(), parameters.into());
-        reduce(&mut body, carried.tokens);
+        // vLLM gives the newer name precedence.
+        if let (Some(budget), Some(_)) = (budget, body.remove("max_completion_tokens").or(body.remove("max_tokens"))) {
+            body.insert("max_tokens".into(), budget.into());
+        }
         return Ok(Some((Endpoint::Chat, body)));
+    }
+    if carried.reasoning || request.tools || request.loses_on_completions() || budget.or(room).is_none() {
+        return Ok(None);
     }
     let mut body = Map::new();
     for (key, value) in request.body.iter().filter(|(key, _)| !CHAT_ONLY.contains(&key.as_str())) {

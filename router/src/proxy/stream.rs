@@ -16,7 +16,9 @@ use super::dispatch::{Declined, Tried, Upstream};
 use super::reason::{Failure, Leaving};
 use super::unary::{self, WORKER_HEADER};
 use super::{Inbound, Proxy};
-use crate::continuation::{Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event};
+use crate::continuation::{
+    Broken, Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event,
+};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Outcome, Ticket};
 
@@ -196,7 +198,10 @@ impl Session {
             if self.stream.has_begun() {
                 self.tried.before.append(&mut self.tried.failed);
             }
-            self.tried.failed.push(Arc::clone(ticket.listing()));
+            // One that ignores a chat's ids is asked again, in another way.
+            if reason != Leaving::Broken(Broken::PromptIgnored) {
+                self.tried.failed.push(Arc::clone(ticket.listing()));
+            }
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
                 Verdict::Unmovable(reason) => {
@@ -357,7 +362,7 @@ impl Session {
         if self.stream.is_finished() {
             return true;
         }
-        if self.stream.movable(ticket.listing().engine).is_err() {
+        if self.stream.movable(ticket.listing().target(&self.inbound.model)).is_err() {
             ticket.settle(Outcome::Unmovable);
             return true;
         }

@@ -102,6 +102,15 @@ impl Tally {
     }
 }
 
+/// What a worker's `/v1/models` says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Models {
+    /// Context length by model, in tokens.
+    pub context: HashMap<String, u64>,
+    /// They belong to `vllm`; the Rust frontend says `vllm-frontend-rs` (both 0.32.0, measured).
+    pub python_frontend: bool,
+}
+
 /// A worker as it was listed once.
 #[derive(Debug)]
 pub struct Listing {
@@ -115,8 +124,8 @@ pub struct Listing {
     pub endpoint: String,
     /// What it accepts.
     pub engine: Engine,
-    /// Context length by model, in tokens, once the worker was asked.
-    pub context: OnceLock<HashMap<String, u64>>,
+    /// What it says of its models, once it was asked.
+    pub models: OnceLock<Models>,
     in_flight: AtomicU64,
     fate: watch::Sender<Fate>,
     tally: watch::Sender<Tally>,
@@ -131,7 +140,7 @@ impl Listing {
             epoch: record.epoch,
             endpoint: record.endpoint.trim_end_matches('/').to_owned(),
             engine: Engine::named(&record.engine),
-            context: OnceLock::new(),
+            models: OnceLock::new(),
             in_flight: AtomicU64::new(0),
             fate: watch::Sender::default(),
             tally: watch::Sender::default(),
@@ -142,9 +151,12 @@ impl Listing {
     /// What the continuation engine needs to know of it.
     #[must_use]
     pub fn target(&self, model: &str) -> Target {
+        let models = self.models.get();
         Target {
             engine: self.engine,
-            max_model_len: self.context.get().and_then(|context| context.get(model)).copied(),
+            max_model_len: models.and_then(|models| models.context.get(model)).copied(),
+            // Not known yet, it is tried: the first chunk tells before a word is passed on.
+            takes_chat_ids: self.engine == Engine::Vllm && models.is_none_or(|models| models.python_frontend),
         }
     }
 

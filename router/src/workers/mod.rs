@@ -16,7 +16,7 @@ use lastgasp_protocol::{
 };
 use tokio::sync::{mpsc, watch};
 
-pub use listing::{Fate, Key, Listing, Outcome, Ticket, Why};
+pub use listing::{Fate, Key, Listing, Models, Outcome, Ticket, Why};
 
 use lease::Leases;
 

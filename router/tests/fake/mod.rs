@@ -102,7 +102,7 @@ impl Fake {
 
     /// Everything that this engine would send for a request, as separate events. `None` is a 400.
     pub fn answer(&self, endpoint: Endpoint, body: &Value) -> Option<Vec<String>> {
-        let prompt = prompt(endpoint, body);
+        let prompt = prompt(endpoint, body, self.frontend);
         let asked = self.ids && body["return_token_ids"] == true;
         let budget = body["max_tokens"].as_u64().or_else(|| body["max_completion_tokens"].as_u64());
         let room = CONTEXT.saturating_sub(prompt.len() as u64);
@@ -195,7 +195,7 @@ fn loop_pick(mut sum: u64, fits: impl Fn(u32) -> bool) -> u32 {
     }
 }
 
-fn prompt(endpoint: Endpoint, body: &Value) -> Vec<u32> {
+fn prompt(endpoint: Endpoint, body: &Value, frontend: Frontend) -> Vec<u32> {
     let encode = |text: &str| text.bytes().map(|byte| PROMPT + u32::from(byte)).collect::<Vec<u32>>();
     if endpoint == Endpoint::Completions {
         return match &body["prompt"] {
@@ -203,7 +203,10 @@ fn prompt(endpoint: Endpoint, body: &Value) -> Vec<u32> {
             list => serde_json::from_value(list.clone()).unwrap(),
         };
     }
-    if let Some(ids) = body["kv_transfer_params"].get("prompt_token_ids") {
+    // The Rust frontend ignores it.
+    if let Some(ids) = body["kv_transfer_params"].get("prompt_token_ids")
+        && matches!(frontend, Frontend::Python)
+    {
         return serde_json::from_value(ids.clone()).unwrap();
     }
     let mut text = String::new();

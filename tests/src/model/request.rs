@@ -269,10 +269,11 @@ fn chat_prompt(body: &Body, dialect: &Dialect) -> Result<Vec<TokenId>, Rejection
         return Err(Rejection::bad_request(Some("messages"), "messages must be a list of at least one message"));
     };
     // The ids of a chat's continuation: the messages are then not looked at, unless
-    // `echo` asks for their text (measured on 0.32.0).
+    // `echo` asks for their text. The Rust frontend ignores them (measured on 0.32.0).
     let carried = body.kv_transfer_params.as_ref();
     if let Some(ids) = carried.and_then(|params| params.prompt_token_ids.as_ref())
         && !body.echo.unwrap_or(false)
+        && dialect.frontend == Frontend::Python
     {
         check_ids(ids)?;
         return Ok(ids.clone());

@@ -10,7 +10,7 @@ use crate::config::Find;
 use crate::core::ProcessId;
 
 /// The variable by which an engine's environment names its worker.
-const WORKER: &str = "LASTGASP_WORKER";
+pub const WORKER: &str = "LASTGASP_WORKER";
 /// `PF_KTHREAD` in `include/linux/sched.h`: nothing that a worker could be.
 pub(super) const KERNEL_THREAD: u32 = 0x0020_0000;
 /// Longest process id in a pid file, with blanks.

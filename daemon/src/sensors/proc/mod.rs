@@ -26,7 +26,7 @@ pub fn ours() -> std::collections::HashSet<u32> {
     find::ours()
 }
 
-pub use find::{FindError, Finder, find_root};
+pub use find::{FindError, Finder, WORKER, find_root};
 pub use state::{ProcessState, process_state};
 pub use tree::{ProcessInfo, descendants, describe};
 
@@ -91,6 +91,13 @@ pub enum Presence {
     Gone,
     /// There is a process of its pid, and no descriptor to open its `/proc` files with.
     Unknown,
+}
+
+/// Whether a file could not be opened because there are too many of them, in this process or on the
+/// whole node: that says nothing about the file.
+#[must_use]
+pub fn is_want_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Looks whether this very process is there.

@@ -43,6 +43,8 @@ pub enum Broken {
     Unreadable,
     /// The text after the seam begins with the prompt.
     PromptLeak,
+    /// The ids that were to be the prompt of a chat were not taken.
+    PromptIgnored,
 }
 
 impl Broken {
@@ -56,6 +58,7 @@ impl Broken {
             Self::Ended => "ended_without_finish",
             Self::Unreadable => "unreadable",
             Self::PromptLeak => "prompt_leak",
+            Self::PromptIgnored => "prompt_ignored",
         }
     }
 }
@@ -103,6 +106,8 @@ struct Leg {
     text_offset: u64,
     /// It was asked for running counts.
     counting: bool,
+    /// The ids that its first chunk must name as its prompt.
+    prompt: Option<Vec<u32>>,
     /// An event of it was read.
     begun: bool,
 }
@@ -149,6 +154,8 @@ pub struct Continuation {
     /// The `text_offset` after the last token whose logprobs came, and after the last that were sent.
     seen_offset: u64,
     sent_offset: u64,
+    /// An engine that should take ids for a chat's prompt has not.
+    chat_ids_ignored: bool,
     refusal: Option<Unmovable>,
 }
 
@@ -172,6 +179,7 @@ impl Continuation {
                 suspect: false,
                 text_offset: 0,
                 counting: false,
+                prompt: None,
                 begun: false,
             },
             request,
@@ -200,6 +208,7 @@ impl Continuation {
             stops_taken: false,
             seen_offset: 0,
             sent_offset: 0,
+            chat_ids_ignored: false,
         }
     }
 
@@ -225,6 +234,7 @@ impl Continuation {
             suspect: outgoing.exactness == Exactness::Exact && !self.whole,
             text_offset: if self.sent { self.sent_offset } else { 0 },
             counting: outgoing.counting,
+            prompt: outgoing.prompt.clone(),
             begun: false,
         };
         Ok(outgoing)
@@ -242,17 +252,18 @@ impl Continuation {
                 tool_calls: self.tool_calls,
                 tokens: self.tokens(),
             };
+            let target = Target { takes_chat_ids: target.takes_chat_ids && !self.chat_ids_ignored, ..target };
             return resend::continued(&self.request, &carried, target, self.options.strict, self.stops_taken);
         }
         Ok(resend::whole(&self.request, target, self.options.migrate && self.refusal.is_none()))
     }
 
-    /// Whether [`Continuation::worker_failed`] would lead to a move or a retry on such an engine.
+    /// Whether [`Continuation::worker_failed`] would lead to a move or a retry on such a worker.
     ///
     /// # Errors
     /// Why it would not.
-    pub fn movable(&self, engine: Engine) -> Result<(), Unmovable> {
-        match self.plan(Target { engine, max_model_len: None }) {
+    pub fn movable(&self, target: Target) -> Result<(), Unmovable> {
+        match self.plan(target) {
             Err(Refusal::Unmovable(reason)) => Err(reason),
             Ok(_) | Err(Refusal::ContextFull) => Ok(()),
         }

@@ -97,6 +97,13 @@ impl Continuation {
             // Nothing of a choice follows its finish_reason.
             return Progress::Going;
         }
+        if let Some(prompt) = self.leg.prompt.take()
+            && chunk.prompt_ids() != Ids::List(prompt)
+        {
+            // It answers the messages, from the beginning. The same worker may still continue in another way.
+            self.chat_ids_ignored = true;
+            return Progress::Broken(Broken::PromptIgnored);
+        }
         let delta = choice.parsed("delta").and_then(Object::parse);
         let (channel, mut text) = chunk::text(choice, delta.as_ref());
         let tool_calls = delta.as_ref().is_some_and(|delta| {
@@ -124,6 +131,9 @@ impl Continuation {
                 self.prompt_tokens = Some(usage.prompt_tokens);
             }
             self.reported = self.leg.carried.saturating_add(usage.completion_tokens);
+            if self.request.tools && self.reported != self.ids.len() as u64 + self.pending.len() as u64 {
+                self.exact = false;
+            }
         }
         self.release(event, chunk, delta, Piece { channel, text, cut, tool_calls, ids, finish }, out)
     }

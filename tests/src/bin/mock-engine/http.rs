@@ -220,14 +220,22 @@ fn refuse(frontend: Frontend, rejection: &Rejection) -> Response {
 
 async fn models(State(app): Shared) -> Response {
     let model = &app.dialect.model;
-    json_response(
-        StatusCode::OK,
-        &json!({"object": "list", "data": [{
-            "id": model, "object": "model", "created": now(), "owned_by": "vllm",
-            "root": format!("./{model}"), "parent": null,
-            "max_model_len": app.dialect.max_model_len, "permission": []
-        }]}),
-    )
+    let mut entry = json!({
+        "id": model, "object": "model", "created": now(), "owned_by": "vllm",
+        "root": format!("./{model}"), "parent": null, "max_model_len": app.dialect.max_model_len
+    });
+    match app.dialect.frontend {
+        Frontend::Python => {
+            entry["permission"] = json!([{
+                "id": format!("modelperm-{:016x}", now()), "object": "model_permission", "created": now(),
+                "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
+                "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
+                "organization": "*", "group": null, "is_blocking": false
+            }]);
+        }
+        Frontend::Rust => entry["owned_by"] = json!("vllm-frontend-rs"),
+    }
+    json_response(StatusCode::OK, &json!({"object": "list", "data": [entry]}))
 }
 
 async fn health(State(app): Shared) -> Response {
@@ -238,8 +246,14 @@ async fn health(State(app): Shared) -> Response {
     }
 }
 
-async fn version() -> Response {
-    json_response(StatusCode::OK, &json!({"version": "0.32.0"}))
+async fn version(State(app): Shared) -> Response {
+    json_response(
+        StatusCode::OK,
+        &match app.dialect.frontend {
+            Frontend::Python => json!({"version": "0.32.0"}),
+            Frontend::Rust => json!({"version": "0.32.0", "rust_frontend_version": "0.32.0"}),
+        },
+    )
 }
 
 async fn load(State(app): Shared) -> Response {
