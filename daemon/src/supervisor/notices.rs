@@ -1,12 +1,12 @@
 //! What those are told who do not read NATS, and when: once discovery says it too.
 
 use jiff::Timestamp;
-use lastgasp_protocol::{Cause, Certificate, Incarnation, Name, SCHEMA};
+use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Name, SCHEMA};
 
 use crate::config::WorkerConfig;
 use crate::core::{Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::notify::{Lost, Notice, NoticeKind, Notifier, System, Told, is_final};
+use crate::notify::{Lost, Notice, NoticeKind, Notifier, System, Told};
 use crate::sensors::proc;
 
 use super::Supervisor;
@@ -150,8 +150,8 @@ impl Supervisor {
     }
 
     /// A worker is lost: it leaves Dynamo's discovery at the end of this turn of the loop. Says whether
-    /// what follows waits for that. Where the processes are gone there is nothing to wait for, and a
-    /// companion that outlives them would say so to its router.
+    /// what follows waits for that. Where a process has died there is nothing to wait for, and a
+    /// companion that outlives it would say so to its router.
     pub(super) fn leaves_dynamo(
         &mut self,
         worker: WorkerId,
@@ -162,8 +162,8 @@ impl Supervisor {
             return false;
         }
         self.notices.out_of_dynamo.push((worker, cause.cloned()));
-        let may_recover = !cause.is_some_and(|cause| is_final(cause.kind));
-        let (Some(root), Some(aftermath)) = (self.processes.root(worker).filter(|_| may_recover), aftermath) else {
+        let has_died = cause.is_some_and(|cause| is_death(cause.kind));
+        let (Some(root), Some(aftermath)) = (self.processes.root(worker).filter(|_| !has_died), aftermath) else {
             return false;
         };
         self.notices.spared.push((worker, root, aftermath));
@@ -257,4 +257,16 @@ impl Supervisor {
             certificate: None,
         }
     }
+}
+
+/// Whether a critical process has died of it, or is dying.
+const fn is_death(kind: CauseKind) -> bool {
+    matches!(
+        kind,
+        CauseKind::ProcessKilled
+            | CauseKind::ProcessCrashed
+            | CauseKind::ProcessExited
+            | CauseKind::OomKilled
+            | CauseKind::ProcessGone
+    )
 }

@@ -24,6 +24,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const MAX_FILE: u64 = 4 << 20;
 /// What Dynamo passes over in its folders.
 const TEMPORARY: &str = ".tmp_";
+/// Most records in one transaction: etcd takes 128 changes by default (`--max-txn-ops`). A worker has that
+/// many only with as many adapters.
+const MAX_CHANGES: usize = 100;
 /// What etcd says of a lease that is over (`ErrLeaseNotFound` in its `api/v3rpc/rpctypes`).
 const NO_LEASE: &str = "requested lease not found";
 
@@ -152,13 +155,7 @@ impl Store {
     /// Puts these records of one worker back, if none of them is there.
     pub(super) async fn restore(&self, records: &[Record]) -> Result<Done, StoreError> {
         let Self::Etcd(gateway) = self else { return self.write(records).await };
-        let (mut compares, mut changes) = (Vec::new(), Vec::new());
-        for record in records {
-            let (key, value, lease) = (coded(&record.key), coded(&record.value), record.lease.to_string());
-            compares.push(json!({"target": "VERSION", "result": "EQUAL", "key": key, "version": "0"}));
-            changes.push(json!({"request_put": {"key": key, "value": value, "lease": lease}}));
-        }
-        match gateway.change(&compares, &changes).await {
+        match create(gateway, records).await {
             Ok(true) => Ok(Done::Restored),
             Ok(false) => Ok(Done::Changed),
             Err(EtcdError::Refused(_, why)) if why.contains(NO_LEASE) => Ok(Done::Lapsed),
@@ -236,9 +233,29 @@ async fn delete(gateway: &Gateway, records: &[Record]) -> Result<bool, EtcdError
         json!({"target": "MOD", "result": "EQUAL", "key": coded(&record.key), "mod_revision": revision})
     };
     let change = |record: &Record| json!({"request_delete_range": {"key": coded(&record.key)}});
-    let compares: Vec<Value> = records.iter().map(compare).collect();
-    let changes: Vec<Value> = records.iter().map(change).collect();
-    gateway.change(&compares, &changes).await
+    for records in records.chunks(MAX_CHANGES) {
+        let compares: Vec<Value> = records.iter().map(compare).collect();
+        let changes: Vec<Value> = records.iter().map(change).collect();
+        if !gateway.change(&compares, &changes).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether none was there, of those that go together.
+async fn create(gateway: &Gateway, records: &[Record]) -> Result<bool, EtcdError> {
+    let mut none_was_there = true;
+    for records in records.chunks(MAX_CHANGES) {
+        let (mut compares, mut changes) = (Vec::new(), Vec::new());
+        for record in records {
+            let (key, value, lease) = (coded(&record.key), coded(&record.value), record.lease.to_string());
+            compares.push(json!({"target": "VERSION", "result": "EQUAL", "key": key, "version": "0"}));
+            changes.push(json!({"request_put": {"key": key, "value": value, "lease": lease}}));
+        }
+        none_was_there &= gateway.change(&compares, &changes).await?;
+    }
+    Ok(none_was_there)
 }
 
 // === a folder ===
