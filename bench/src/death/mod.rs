@@ -172,6 +172,8 @@ struct Hops {
     signalled: Option<f64>,
     /// The deletion of the record was acknowledged; of a lease: its end was seen.
     gone: Option<f64>,
+    /// Another client of NATS saw that the record is gone.
+    seen: Option<f64>,
     /// The reader was told of the move.
     acted: Option<f64>,
     /// The reader has the next token.

@@ -75,7 +75,8 @@ struct Dying {
     killed_ns: u64,
     killed: Instant,
     owner: Watcher,
-    lastgasp: Vec<Watcher>,
+    /// With the time at which another client of NATS saw that the record is gone (monotonic, ns).
+    lastgasp: Vec<(Watcher, u64)>,
     reader: Option<JoinHandle<Result<Read, BenchError>>>,
     read: Option<Read>,
     rivals: Vec<(Watcher, Watching)>,
@@ -279,19 +280,19 @@ impl<'a> Stage<'a> {
             Kill::Core(signal) => place.engine.signal_core(signal),
         }
         let reader = tokio::spawn(read(stream, killed));
-        let lastgasp: Vec<_> = place.group.iter().copied().filter(|watcher| watcher.is_lastgasp()).collect();
+        let lastgasp = place.group.iter().copied().filter(|watcher| watcher.is_lastgasp());
         let mut dying = Dying {
             place: place.name.clone(),
             killed_ns,
             killed,
             owner,
-            lastgasp,
+            lastgasp: lastgasp.map(|watcher| (watcher, 0)).collect(),
             reader: Some(reader),
             read: None,
             rivals,
         };
-        for watcher in &dying.lastgasp {
-            self.records.gone(&format!("{}.{}", watcher.node(), dying.place)).await?;
+        for (watcher, seen_ns) in &mut dying.lastgasp {
+            *seen_ns = self.records.gone(&format!("{}.{}", watcher.node(), dying.place)).await?;
         }
         if owner.is_lastgasp() {
             dying.settle_reader().await?;
@@ -347,13 +348,14 @@ impl<'a> Stage<'a> {
         let of_reader =
             |at: Option<Instant>| at.map(|at| at.saturating_duration_since(dying.killed).as_secs_f64() * 1e6);
         let mut found = Vec::new();
-        for watcher in dying.lastgasp {
+        for (watcher, seen_ns) in dying.lastgasp {
             let mut hops = self.certified(watcher, &dying.place, dying.killed_ns);
             let deadline = Instant::now() + SETTLED;
             while hops.gone.is_none() && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 hops = self.certified(watcher, &dying.place, dying.killed_ns);
             }
+            hops.seen = since(seen_ns);
             found.push(Death { watcher, hops });
         }
         for (watcher, task) in dying.rivals {

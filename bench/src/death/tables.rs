@@ -13,9 +13,10 @@ const WATCHERS: [Watcher; 7] =
 type Hop = (&'static str, fn(&Hops) -> Option<f64>);
 
 /// In the order in which they happen.
-const HOPS: [Hop; 5] = [
+const HOPS: [Hop; 6] = [
     ("first evidence", |hops| hops.evidence),
     ("signal to routers published", |hops| hops.signalled),
+    ("record gone, seen by a watcher", |hops| hops.seen),
     ("record gone, acknowledged", |hops| hops.gone),
     ("router has acted, the reader sees it", |hops| hops.acted),
     ("next token at the reader", |hops| hops.next_token),
