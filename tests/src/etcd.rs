@@ -54,11 +54,6 @@ impl Etcd {
         format!("http://127.0.0.1:{}", self.ports[0])
     }
 
-    /// The port of [`Self::url`].
-    pub const fn port(&self) -> u16 {
-        self.ports[0]
-    }
-
     /// Kills it. Its data stays.
     pub fn stop(&mut self) {
         self.process = None;

@@ -244,6 +244,15 @@ pub enum DynamoBackend {
     Folder(PathBuf),
 }
 
+impl DynamoBackend {
+    /// The port to which workers keep their leases.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        let Self::Etcd { url } = self else { return None };
+        url.parse::<axum::http::Uri>().ok()?.port_u16()
+    }
+}
+
 /// Where Infera's etcd is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdConfig {

@@ -539,6 +539,7 @@ fn a_dynamo_has_its_discovery_in_etcd_or_in_a_folder_and_workers_may_name_their_
     let config = config(&text, &[]);
     let [etcd, folder] = &config.dynamo[..] else { panic!("{:?}", config.dynamo) };
     assert_eq!(etcd.backend, DynamoBackend::Etcd { url: "http://10.0.0.1:2379".into() });
+    assert_eq!((etcd.backend.port(), folder.backend.port()), (Some(2379), None));
     assert_eq!(
         (folder.name.as_str(), &folder.backend),
         ("dynamo-1", &DynamoBackend::Folder("/tmp/dynamo_store_kv".into()))

@@ -151,12 +151,15 @@ impl Supervisor {
         let mut owners: BTreeMap<ProcessId, String> =
             self.remaining(worker).into_iter().map(|(id, title)| (id, title.as_ref().to_owned())).collect();
         owners.extend(slot.companion.map(|companion| (companion, "companion".to_owned())));
-        let (config, messages) = (Arc::clone(&slot.config), self.messages.clone());
+        let mut spared = slot.config.sever.spare_ports.clone();
+        // Without its lease a worker of Dynamo that recovers has nothing to come back to.
+        spared.extend(self.config.dynamo.iter().filter_map(|dynamo| dynamo.backend.port()));
+        let messages = self.messages.clone();
         let incarnation = slot.incarnation.clone();
         let (act, grace, due) = (Act::Sever, Duration::ZERO, proc::monotonic_now());
         self.actions.push(Pending { worker, root, incarnation, act, grace, due, running: true, tree: None });
         tokio::task::spawn_blocking(move || {
-            let done = actions::sever(&owners, &config.sever.spare_ports);
+            let done = actions::sever(&owners, &spared);
             let _ = messages.send(Message::Acted(worker, root, done));
         });
     }

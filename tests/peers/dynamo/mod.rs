@@ -187,11 +187,7 @@ async fn watch(dynamo: &Dynamo, folder: &Path) -> (Nats, Daemon) {
     config.notify = vec![sink];
     for worker in &dynamo.workers {
         config = config.with_http(worker.name, worker.process.identity.pid, worker.port, HANG_WINDOW_MS);
-        let mut sever = toml::toml! { enabled = true };
-        if let Some(etcd) = &dynamo.etcd {
-            sever.insert("spare_ports".into(), vec![i64::from(etcd.port())].into());
-        }
-        config.worker.last_mut().expect("it was just added").sever = sever;
+        config.worker.last_mut().expect("it was just added").sever = toml::toml! { enabled = true };
     }
     let daemon = Daemon::start(&config, folder).await.unwrap();
     for worker in &dynamo.workers {
