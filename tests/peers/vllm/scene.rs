@@ -64,7 +64,13 @@ impl Scene {
             if stream.transcript.worker.as_deref() == Some("peers/victim") {
                 return stream;
             }
-            elsewhere.push(stream);
+            // An answer that is no stream keeps nobody busy.
+            let refused = stream.transcript.status != 200;
+            elsewhere.push(if refused {
+                self.router.stream(Endpoint::Completions, &question()).await.unwrap()
+            } else {
+                stream
+            });
         }
         panic!("the router gives nothing to the victim: {:#?}", self.router.workers().await);
     }
