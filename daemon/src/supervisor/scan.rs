@@ -236,6 +236,18 @@ impl Supervisor {
         if self.processes.root(worker) == Some(root) {
             return false;
         }
+        let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
+        let incarnation_text = incarnation.to_string();
+        let now = proc::monotonic_now();
+        // What comes before the beginning is the end of a life that nobody has told of. What follows that end is
+        // done to its own processes, so these are still the worker's then.
+        let mut ended = self.core.found(worker, root, incarnation, now);
+        let begun = ended.pop();
+        if !ended.is_empty() {
+            self.carry_out(ended, now);
+            self.send_outgoing();
+            self.tell_people();
+        }
         let former = self.of_former_lives(worker);
         self.keep_former_tree(worker);
         let config = Arc::clone(&self.workers[worker].config);
@@ -251,10 +263,6 @@ impl Supervisor {
             role.map(|role| role.title)
         });
         let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
-        let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
-        let incarnation_text = incarnation.to_string();
-        let now = proc::monotonic_now();
-        let effects = self.core.found(worker, root, incarnation, now);
         let slot = &mut self.workers[worker];
         slot.incarnation = incarnation_text;
         slot.container = container;
@@ -264,7 +272,7 @@ impl Supervisor {
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
         slot.health = None;
-        self.carry_out(effects, now);
+        self.carry_out(begun.into_iter().collect(), now);
         self.noticed(noticed);
         self.prove_claim(worker, false);
         self.notify_lives(worker);
