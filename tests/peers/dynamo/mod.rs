@@ -76,6 +76,9 @@ impl Pair {
             if lastgasp && signal == Signal::SIGSTOP {
                 remark += &format!("; it counts as hung after {HANG_WINDOW_MS} ms");
             }
+            if let Some(lost) = observed.iter().find(|one| one.gap.is_none()) {
+                remark += &format!("; its stream: {}", lost.why.trim());
+            }
             Cell { system: &system, fault: &fault, lastgasp, waited: WAIT, runs: &runs, remark: &remark }.record();
         }
     }
