@@ -162,8 +162,6 @@ async fn a_stream_that_is_cut_goes_on_from_the_python_frontend_to_the_rust_one_w
     for seam in [1, 17, 150] {
         stage.equal(Endpoint::Completions, &with(json!({})), seam).await;
     }
-    // T25.
-    stage.refuses(json!({ "n": 2 }), "several_choices").await;
 
     // It takes no ids for a chat: the router has to know, for it would begin again without an error.
     let words = chat(json!({ "chat_template_kwargs": { "enable_thinking": false } }));
