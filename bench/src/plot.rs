@@ -67,6 +67,7 @@ where
     let mut chart = ChartBuilder::on(area)
         .caption(&plot.title, ("sans-serif", 20))
         .margin(14)
+        .margin_right(30)
         .x_label_area_size(48)
         .y_label_area_size(76)
         .build_cartesian_2d(x, y)?;

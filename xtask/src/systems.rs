@@ -87,7 +87,9 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     let well = tools::step("measure", &mut peers).is_ok();
 
     let kept = tools::workspace().join("docs/systems.jsonl");
-    let cells = merged(read(&kept)?, read(&lines)?);
+    // After a whole run nothing is left of what was measured before, as of an older version.
+    let older = if well && arguments.name.is_none() { Vec::new() } else { read(&kept)? };
+    let cells = merged(older, read(&lines)?);
     let text: Vec<String> = cells.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     std::fs::write(&kept, text.join("\n") + "\n")?;
     let document = tools::workspace().join("docs/systems.md");

@@ -212,7 +212,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
 
     // Infera's own parts need a checkout, which cannot be installed; where there is none, their tests say so.
     let (name, absent) = if arguments.peers {
-        ("systems that people run", needs_root)
+        ("systems that people run", needs_root.or(no_etcd))
     } else {
         ("Infera itself, from a checkout", no_etcd)
     };

@@ -14,7 +14,7 @@ use lastgasp::effects::nats::{self, Buckets};
 use lastgasp::effects::signals::{self, Signals};
 use lastgasp::effects::standing::Standing;
 use lastgasp::metrics::Metrics;
-use lastgasp_protocol::kv::{Bucket, Change, jittered};
+use lastgasp_protocol::kv::{Bucket, Change, backoff, jittered};
 use lastgasp_protocol::{
     Action, Cause, CauseKind, Incarnation, LeaseKind, MigrateSignal, Mode, Name, RecordedProcess, SCHEMA, WorkerRecord,
     WorkerRef, WorkerState, Writer,
@@ -230,7 +230,12 @@ fn incarnation(worker: WorkerId, life: u32) -> Incarnation {
 
 /// Follows a node's keys as its daemon does.
 async fn own_records(bucket: Bucket, filter: String, present: watch::Sender<Arc<Present>>) {
+    let mut attempts = 0;
     while !present.is_closed() {
+        if attempts > 0 {
+            tokio::time::sleep(backoff(attempts)).await;
+        }
+        attempts += 1;
         let Ok(mut changes) = bucket.watch(&filter).await else { continue };
         let pause = jittered(LOOK);
         let mut look = tokio::time::interval_at(tokio::time::Instant::now() + pause, pause);
@@ -238,7 +243,8 @@ async fn own_records(bucket: Bucket, filter: String, present: watch::Sender<Arc<
         loop {
             tokio::select! {
                 change = changes.next() => match change {
-                    Some(Ok(Change::Entry(_) | Change::Listed)) => {}
+                    Some(Ok(Change::Entry(_))) => {}
+                    Some(Ok(Change::Listed)) => attempts = 0,
                     Some(Err(_)) | None => break,
                 },
                 _ = look.tick() => {

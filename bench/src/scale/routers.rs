@@ -45,16 +45,22 @@ impl Router {
 
     /// Waits until so many workers may be chosen.
     pub(super) async fn knows(&mut self, count: usize) -> Result<(), HarnessError> {
-        self.following.listed().await;
-        let mut changes = self.proxy.workers.changes();
         let deadline = tokio::time::Instant::now() + GIVE_UP;
-        while self.proxy.workers.serving() != count {
-            if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
-                let known = self.proxy.workers.serving();
+        if tokio::time::timeout_at(deadline, self.following.listed()).await.is_err() {
+            return Err(HarnessError::GaveUp("a router to list the workers".to_owned()));
+        }
+        let mut changes = self.proxy.workers.changes();
+        loop {
+            let known = self.proxy.workers.serving();
+            if known == count {
+                return Ok(());
+            }
+            // A timeout alone is never seen while there is always a change.
+            let waited = tokio::time::timeout_at(deadline, changes.changed()).await;
+            if waited.is_err() || tokio::time::Instant::now() >= deadline {
                 return Err(HarnessError::GaveUp(format!("a router to know {count} workers; it knows {known}")));
             }
         }
-        Ok(())
     }
 
     /// The listing of this life of a worker, once the router has it.

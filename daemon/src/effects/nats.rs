@@ -23,8 +23,7 @@ const ACK_TIMEOUT: Duration = Duration::from_secs(2);
 /// ask: at the very first start.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often it is seen to that the buckets are there and have their shape. It takes four questions, and a
-/// thousand daemons that ask them cost the servers more than all leases do. A bucket that is deleted is
-/// noticed at the next renewal of the lease.
+/// thousand daemons that ask them cost the servers more than all leases do.
 const INSPECTION: Duration = Duration::from_secs(30);
 /// What is worse for a bucket that is not as it was asked for.
 const AS_FOUND: &str = "it is used as it is";

@@ -31,7 +31,7 @@ impl Endpoint {
     }
 }
 
-/// How an engine differs from others in what it accepts (facts: vLLM 0.32 measured, SGLang 0.5.23
+/// How an engine differs from others in what it accepts (vLLM 0.32 measured, SGLang 0.5.23
 /// and TensorRT-LLM read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Engine {

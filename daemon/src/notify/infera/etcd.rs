@@ -1,7 +1,7 @@
 //! Infera's discovery in etcd.
 //!
 //! A key is deleted or written, never its lease: a wrapper that lives writes its record again when
-//! the lease is gone (facts: Infera, 1). Every change is bound to the record that was read.
+//! the lease is gone (Infera at 5890f7f, `infera/common/registration.py`). Every change is bound to the record that was read.
 
 use serde_json::{Map, Value, json};
 

@@ -1,5 +1,5 @@
 //! `kind = "infera"`: Infera's routers are told of a loss where they await the answer, and its
-//! discovery too. Infera itself is not changed and does not know of it (facts: Infera, 8).
+//! discovery too. Infera itself is not changed and does not know of it (docs/infera.md).
 //!
 //! One task on the side thread hears which requests its workers got and remembers their reply
 //! inboxes. When workers are lost, it takes all of one cause out of discovery first: a stream that is
