@@ -256,7 +256,6 @@ impl Supervisor {
         let now = proc::monotonic_now();
         let effects = self.core.found(worker, root, incarnation, now);
         let slot = &mut self.workers[worker];
-        slot.incarnation = incarnation_text;
         slot.container = container;
         slot.reason.clear();
         slot.commanded.clear();
@@ -264,10 +263,13 @@ impl Supervisor {
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
         slot.health = None;
+        // What is lost of the former life is lost under its own name.
         self.carry_out(effects, now);
+        self.leave_dynamo();
+        self.workers[worker].incarnation = incarnation_text;
+        self.notify_lives(worker);
         self.noticed(noticed);
         self.prove_claim(worker, false);
-        self.notify_lives(worker);
         true
     }
 
