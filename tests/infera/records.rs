@@ -36,7 +36,7 @@ fn draining(id: &str) -> Value {
     record
 }
 
-/// A stream that is moved off one of them would be moved to the next (facts: Infera, 8, H3).
+/// A stream that is moved off one of them would be moved to the next (docs/infera.md).
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs etcd; cargo xtask test fetches it"]
 async fn all_that_died_of_one_cause_are_out_of_discovery_before_any_router_is_told() {

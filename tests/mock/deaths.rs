@@ -1,4 +1,4 @@
-//! How it dies, and what its clients see of it: engines.md 1.3, 3.4 and 9 of the project's facts.
+//! How it dies, and what its clients see of it, as docs/engines.md has it.
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -1,4 +1,4 @@
-//! gRPC health in its characters: engines.md 2.1 of the project's facts.
+//! gRPC health in its characters, as docs/engines.md has them.
 
 use std::time::Duration;
 
