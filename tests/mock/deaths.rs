@@ -1,4 +1,4 @@
-//! How it dies, and what its clients see of it: docs/engines.md.
+//! How it dies, and what its clients see of it, as docs/engines.md has it.
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -1,4 +1,4 @@
-//! gRPC health in its characters: docs/engines.md.
+//! gRPC health in its characters, as docs/engines.md has them.
 
 use std::time::Duration;
 

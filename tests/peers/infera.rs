@@ -4,7 +4,7 @@
 //! `LASTGASP_INFERA_SRC=/src/Infera cargo xtask systems infera` runs it. Names of modules, flags and
 //! variables are Infera's at 5890f7f.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use lastgasp_tests::daemon::{Daemon, DaemonConfig, HealthConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::etcd::Etcd;
 use lastgasp_tests::model::{Dialect, Endpoint, Frontend};
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, free_port};
 use lastgasp_tests::process::{GIVE_UP, Identity, Process};
 use lastgasp_tests::ready::Ready;
 use lastgasp_tests::reference::Reference;
@@ -221,10 +221,6 @@ fn key(id: &str) -> String {
     format!("/infera/workers/{id}")
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Whether a router sends new requests to this worker.
 async fn lists(client: &reqwest::Client, router: SocketAddr, id: &str) -> reqwest::Result<bool> {
     let said: Value = client.get(format!("http://{router}/v1/workers")).send().await?.json().await?;
@@ -243,7 +239,7 @@ struct Worker {
 
 impl Worker {
     async fn start(infera: &Infera, name: &str, nats: &Nats, etcd: &Etcd, folder: &Path) -> Self {
-        let (port, declared) = (free_port(), folder.join(name).display().to_string());
+        let (port, declared) = (free_port().unwrap(), folder.join(name).display().to_string());
         let ready_file = folder.join(format!("{name}.ready.json"));
         let engine = json!([binaries::find("mock-engine").unwrap(), "--ready-file", ready_file]);
         let mut command = infera.module("infera.engine.vllm", folder);
@@ -291,7 +287,7 @@ impl Scene {
         let worker = |name| Worker::start(infera, name, &nats, &etcd, path);
         // A worker that registers as the router starts may never be seen by it: they come first.
         let (alpha, beta) = tokio::join!(worker("alpha"), worker("beta"));
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let mut command = infera.module("infera.server", path);
         command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
         command.args(["--discovery-backend", "etcd", "--etcd-endpoint", &etcd.url()]);

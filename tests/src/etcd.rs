@@ -1,7 +1,6 @@
 //! A real etcd, spoken to by the HTTP/JSON gateway of its API v3, in which 64-bit numbers are texts and
 //! keys and values base64.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::HarnessError;
+use crate::nats::free_port;
 use crate::process::{GIVE_UP, Process};
 
 /// A running etcd.
@@ -42,9 +42,7 @@ impl Etcd {
     ///
     /// It cannot be run, or does not answer for a long time.
     pub async fn start(folder: &Path) -> Result<Self, HarnessError> {
-        let free = || -> std::io::Result<u16> { Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port()) };
-        let port = || free().map_err(|source| HarnessError::Io { what: "a free port".into(), source });
-        let mut etcd = Self { process: None, folder: folder.to_owned(), ports: [port()?, port()?] };
+        let mut etcd = Self { process: None, folder: folder.to_owned(), ports: [free_port()?, free_port()?] };
         etcd.resume().await?;
         Ok(etcd)
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lastgasp_tests::client::{Ending, LiveStream};
+use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -66,24 +67,40 @@ async fn a_hung_worker_is_out_of_discovery_before_its_streams_break_and_back_whe
     assert!(alpha.exists() && beta.exists());
 }
 
+/// Beside another daemon that sees the same death and the same records, and deletes its copy of them.
 #[tokio::test]
 async fn in_observe_mode_no_record_is_touched() {
     let records = tempfile::tempdir().unwrap();
-    let root = records.path();
-    let mut scene = Scene::configured("required", &[], |mut config| {
-        for worker in &config.worker {
-            register(root, worker.endpoint.rsplit(':').next().unwrap().parse().unwrap());
-        }
+    let [observed, changed] = ["observed", "changed"].map(|name| records.path().join(name));
+    let sink = |root: &Path| {
         let mut sink = toml::toml! { kind = "dynamo" backend = "file" };
         sink.insert("folder".into(), root.display().to_string().into());
-        (config.notify, config.mode) = (vec![sink], "observe");
+        vec![sink]
+    };
+    let mut scene = Scene::configured("required", &[], |mut config| {
+        for worker in &config.worker {
+            let port = worker.endpoint.rsplit(':').next().unwrap().parse().unwrap();
+            register(&observed, port);
+            register(&changed, port);
+        }
+        (config.notify, config.mode) = (sink(&observed), "observe");
         config
     })
     .await;
-    let alpha = file(root, scene.engine("alpha").ready.http.port());
+    let folder = scene.folder.path().join("second");
+    fs::create_dir(&folder).unwrap();
+    let mut config = DaemonConfig::new("node-b", &scene.nats.url(), "auto", &folder).with(scene.engine("alpha"));
+    config.notify = sink(&changed);
+    let enforcing = Daemon::start(&config, &folder).await.unwrap();
+    enforcing.counts("lastgasp_dynamo_instances{worker=\"alpha\"}", 1.0).await.unwrap();
     let serves = "lastgasp_worker_state{state=\"serving\",worker=\"alpha\"}";
     scene.daemon.counts(serves, 1.0).await.unwrap();
+    enforcing.counts(serves, 1.0).await.unwrap();
+    let port = scene.engine("alpha").ready.http.port();
+
     scene.engine("alpha").signal_core(Signal::SIGKILL);
+
     scene.daemon.event("the death", |event| event["event"] == "certificate").await.unwrap();
-    assert!(alpha.exists());
+    enforcing.counts("lastgasp_dynamo_records_total{outcome=\"deleted\"}", 1.0).await.unwrap();
+    assert!(file(&observed, port).exists() && !file(&changed, port).exists());
 }

@@ -28,7 +28,7 @@ fn severed(certificate: &Certificate) -> Vec<&str> {
 }
 
 /// Its kernel acknowledges every byte, and nothing ever comes: without an end to the connection
-/// this client would wait for ever (so does Dynamo's frontend for a stopped worker, docs/systems.md).
+/// this client would wait for ever (docs/dynamo.md).
 #[tokio::test]
 async fn a_client_of_a_hung_engine_sees_its_stream_break() {
     let mut scene = Scene::configured("required", &[], severing(toml::toml! { enabled = true })).await;

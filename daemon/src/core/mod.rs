@@ -150,6 +150,13 @@ impl Core {
         self.workers.get(&worker)?.serving()
     }
 
+    /// Whether this is the present life of a worker, and with an epoch also the listing that is wanted of it.
+    #[must_use]
+    pub fn is_present(&self, worker: WorkerId, incarnation: &Incarnation, epoch: Option<u64>) -> bool {
+        let life = self.workers.get(&worker).and_then(|worker| worker.life.as_ref());
+        life.is_some_and(|life| life.is(incarnation) && epoch.is_none_or(|epoch| life.is_listed_under(epoch)))
+    }
+
     /// The verdict about a worker that is held back, if one is.
     #[must_use]
     pub fn held_back(&self, worker: WorkerId) -> Option<&Held> {

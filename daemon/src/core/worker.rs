@@ -129,6 +129,10 @@ impl Life {
         self.incarnation == *incarnation
     }
 
+    pub(super) const fn is_listed_under(&self, epoch: u64) -> bool {
+        self.listed && self.epoch == epoch
+    }
+
     /// Somebody has taken it out of service.
     pub(super) const fn is_out_of_service(&self) -> bool {
         self.out_of_service

@@ -160,7 +160,7 @@ impl Deaths {
             Kind::Listening | Kind::WatchBroken | Kind::ProbeUnanswered | Kind::ProbeAnswered => String::new(),
         };
         let gone = matches!(kind, Kind::ProcessGone { .. });
-        self.push(worker, Entry::new(at, MomentKind::Evidence, kind.name(), detail));
+        self.push(worker, None, Entry::new(at, MomentKind::Evidence, kind.name(), detail));
         if gone && let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             draft.process_gone = true;
         }
@@ -168,7 +168,20 @@ impl Deaths {
 
     /// Notes a decision or an effect about a worker.
     pub fn moment(&mut self, worker: WorkerId, kind: MomentKind, what: &'static str, detail: String, at: Nanos) {
-        self.push(worker, Entry::new(at, kind, what, detail));
+        self.push(worker, None, Entry::new(at, kind, what, detail));
+    }
+
+    /// The same, about a life whose certificate may not be the last that was opened.
+    pub fn moment_of(
+        &mut self,
+        worker: WorkerId,
+        life: Option<&Incarnation>,
+        kind: MomentKind,
+        what: &'static str,
+        detail: String,
+        at: Nanos,
+    ) {
+        self.push(worker, life, Entry::new(at, kind, what, detail));
     }
 
     /// Resets of one direction and reason are one moment, or a port scan would push out all others.
@@ -195,13 +208,16 @@ impl Deaths {
             }
             None => {
                 let entry = Entry { count: *count, ..Entry::new(at, MomentKind::Evidence, what, told(*count)) };
-                self.push(worker, entry);
+                self.push(worker, None, entry);
             }
         }
     }
 
-    fn push(&mut self, worker: WorkerId, entry: Entry) {
-        if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
+    fn push(&mut self, worker: WorkerId, life: Option<&Incarnation>, entry: Entry) {
+        let of_life = |draft: &Draft| draft.worker == worker && life.is_some_and(|life| draft.incarnation == *life);
+        let of_worker = |draft: &Draft| draft.worker == worker;
+        let its = self.drafts.iter().rposition(of_life).or_else(|| self.drafts.iter().rposition(of_worker));
+        if let Some(draft) = its.and_then(|its| self.drafts.get_mut(its)) {
             if draft.entries.len() < MAX_MOMENTS {
                 draft.entries.push(entry);
             } else {
@@ -547,5 +563,22 @@ mod tests {
         deaths.evidence(WorkerId(0), &Kind::ProbeAnswered, at(6000));
         deaths.evidence(WorkerId(0), &Kind::ProbeUnanswered, at(7000));
         assert_eq!(lost(deaths, at(17_000)), ["probe_unanswered"]);
+    }
+
+    /// Dynamo's discovery answers when the next life is being lost already.
+    #[test]
+    fn what_was_done_about_a_life_stands_in_its_own_certificate() {
+        let mut deaths = Deaths::new(Name::new("node-a").unwrap());
+        let (worker, name) = (WorkerId(0), Name::new("vllm-0").unwrap());
+        let [former, present] = ["former", "present"].map(|life| Incarnation::new(life).unwrap());
+        for life in [&former, &present] {
+            deaths.open(worker, &name, life, 1, life.as_str(), &Cause::of(CauseKind::Hung), false, None);
+            deaths.over(worker, &Cause::of(CauseKind::Hung), at(0));
+        }
+        deaths.moment_of(worker, Some(&former), MomentKind::Effect, "dynamo", String::new(), at(1));
+        let settled = deaths.settled(0, |_, _| false, at(1_000_000));
+        let told =
+            settled.iter().map(|one| (&one.incarnation, one.timeline.iter().any(|moment| moment.what == "dynamo")));
+        assert_eq!(told.collect::<Vec<_>>(), [(&former, true), (&present, false)]);
     }
 }

@@ -9,6 +9,7 @@
 pub mod dynamo;
 mod etcd;
 mod exec;
+mod handle;
 pub mod infera;
 mod webhook;
 
@@ -151,7 +152,8 @@ pub struct Told {
 /// Takes what was done, on any thread.
 pub type Report = Arc<dyn Fn(Told) + Send + Sync>;
 
-/// Whether a life that was lost for this can never serve again, whatever is still alive of it.
+/// Whether a life that was lost for this will not serve again, as a rule: some of it is near-certain
+/// evidence that is taken back now and then.
 #[must_use]
 pub const fn is_final(kind: CauseKind) -> bool {
     match kind {
@@ -276,15 +278,25 @@ impl Notifier {
     }
 
     fn tell_inferas(&self, command: &infera::Command) -> usize {
-        self.inferas.iter().filter(|infera| infera.tell(command.clone())).count()
+        self.inferas.iter().filter(|infera| infera.0.tell(command.clone())).count()
     }
 
     fn tell_dynamos(&self, command: &dynamo::Command) -> usize {
-        self.dynamos.iter().filter(|dynamo| dynamo.tell(command.clone())).count()
+        self.dynamos.iter().filter(|dynamo| dynamo.0.tell(command.clone())).count()
     }
 
     /// Puts a notice into the queues. Never waits; where there is no room it is lost, and counted.
     pub fn tell(&mut self, notice: Notice) {
+        self.put(notice, true);
+    }
+
+    /// The same, of a record that another verdict on the same worker has overtaken on its way: nothing
+    /// changes in Dynamo's discovery, which did not wait for the record at that verdict.
+    pub fn tell_overtaken(&mut self, notice: Notice) {
+        self.put(notice, false);
+    }
+
+    fn put(&mut self, notice: Notice, is_present: bool) {
         match notice.event {
             NoticeKind::Certificate => {}
             NoticeKind::Withdrawn => _ = self.told.remove(&notice.worker),
@@ -296,12 +308,16 @@ impl Notifier {
                 let worker = notice.worker.clone();
                 if listed == NoticeKind::Serving {
                     self.tell_inferas(&infera::Command::Serves(worker.clone()));
-                    self.tell_dynamos(&dynamo::Command::Serves(worker));
+                    if is_present {
+                        self.tell_dynamos(&dynamo::Command::Serves(worker));
+                    }
                 } else {
                     if listed == NoticeKind::Draining {
                         self.tell_inferas(&infera::Command::Drains(worker.clone()));
                     }
-                    self.tell_dynamos(&dynamo::Command::Leaves(worker));
+                    if is_present {
+                        self.tell_dynamos(&dynamo::Command::Leaves(worker));
+                    }
                 }
             }
         }
@@ -475,5 +491,18 @@ mod tests {
         notifier.tell(notice("a", NoticeKind::Serving));
         notifier.tell(notice("a", NoticeKind::Withdrawn));
         assert_eq!(notifier.waiting(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_was_overtaken_changes_nothing_in_dynamos_discovery() {
+        let metrics = Metrics::new();
+        let (handle, mut told) = handle::Handle::new("dynamo-0", 1, &metrics);
+        let side = tokio::runtime::Handle::current();
+        let mut notifier = Notifier::start(&[], Vec::new(), vec![Dynamo(handle)], &side, &metrics);
+        notifier.tell_overtaken(notice("a", NoticeKind::Serving));
+        notifier.tell_overtaken(notice("a", NoticeKind::Draining));
+        notifier.tell(Notice { epoch: 2, ..notice("a", NoticeKind::Serving) });
+        assert!(matches!(told.recv().await, Some(dynamo::Command::Serves(_))));
+        assert!(told.try_recv().is_err());
     }
 }

@@ -70,6 +70,10 @@ impl Supervisor {
                 | Effect::Refined { .. }
                 | Effect::Held { .. }
                 | Effect::HeldDown { .. }) => {
+                    if let Effect::Changed { worker, to: State::Lost | State::Left, cause, .. } = &told {
+                        // Now: its successor may be there by the time that people are told.
+                        self.leaves_dynamo(*worker, cause.as_ref());
+                    }
                     self.untold.push((told, proc::monotonic_now()));
                 }
             }
@@ -86,6 +90,7 @@ impl Supervisor {
     /// Logs, events, metrics and certificates: what the records and signals of this turn of the
     /// loop need not wait for.
     pub(super) fn tell_people(&mut self) {
+        self.leave_dynamo();
         for (effect, at) in std::mem::take(&mut self.untold) {
             match effect {
                 Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
@@ -106,7 +111,6 @@ impl Supervisor {
                 _ => {}
             }
         }
-        self.leave_dynamo();
     }
 
     pub(super) fn recheck_later(&mut self, worker: WorkerId, now: Nanos) {
@@ -160,16 +164,12 @@ impl Supervisor {
         // Who withdraws a worker by hand may want to look at its processes.
         let by_hand = cause.is_some_and(|cause| cause.kind == CauseKind::Commanded);
         match to {
-            State::Lost if by_hand => _ = self.leaves_dynamo(worker, cause, None),
+            State::Lost if by_hand => {}
             State::Lost => {
                 let aftermath = Aftermath { severs: from != State::Starting };
-                if !self.leaves_dynamo(worker, cause, Some(aftermath)) {
+                if !self.is_spared(worker, cause, aftermath) {
                     self.follow(worker, aftermath, now);
                 }
-            }
-            State::Left => {
-                self.leaves_dynamo(worker, cause, None);
-                self.plan_actions(worker, to, now);
             }
             _ => self.plan_actions(worker, to, now),
         }

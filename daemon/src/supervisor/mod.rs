@@ -491,7 +491,7 @@ impl Supervisor {
 
     fn next_timer(&self) -> Instant {
         let now = proc::monotonic_now();
-        let due = self.timers.values().copied().chain(self.next_action());
+        let due = self.timers.values().copied().chain(self.next_action()).chain(self.next_spared());
         let wait = due.map(|at| at.since(now)).min().unwrap_or(Duration::from_secs(3600));
         Instant::now() + wait
     }
@@ -504,6 +504,7 @@ impl Supervisor {
             let effects = self.core.fire(worker, timer, now);
             self.carry_out(effects, now);
         }
+        self.follow_overdue(now);
         self.begin_actions(now);
     }
 

@@ -1,5 +1,7 @@
 //! What those are told who do not read NATS, and when: once discovery says it too.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Name, SCHEMA};
 
@@ -21,12 +23,24 @@ pub(super) struct Notices {
     /// Lives of which an Infera or a Dynamo is being told, once for each; their certificates say what
     /// came of it.
     telling: Vec<(System, WorkerId, Incarnation)>,
-    /// Lives that were lost in this turn of the loop, with the cause.
-    out_of_dynamo: Vec<(WorkerId, Option<Cause>)>,
-    /// Those among them whose connections and processes are left alone until Dynamo's discovery is
-    /// changed: what they hold up would go to the next one that is lost.
-    spared: Vec<(WorkerId, ProcessId, Aftermath)>,
+    /// Lives that were lost in this turn of the loop.
+    out_of_dynamo: Vec<(WorkerId, Lost)>,
+    /// Those whose connections and processes are left alone until Dynamo's discovery is changed: what they
+    /// hold up would go to the next one that is lost.
+    spared: Vec<Spared>,
 }
+
+/// A life that was lost, and what follows.
+struct Spared {
+    worker: WorkerId,
+    root: ProcessId,
+    aftermath: Aftermath,
+    /// When it follows at the latest.
+    until: Nanos,
+}
+
+/// How long Dynamo's discovery may hold up what follows a loss, whatever else it is asked for.
+const SPARED_FOR: Duration = Duration::from_secs(1);
 
 /// What follows a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +63,7 @@ impl Notices {
     pub(super) fn forget(&mut self, worker: WorkerId, name: &Name) {
         self.notifier.forget(name);
         self.telling.retain(|(_, told, _)| *told != worker);
-        self.spared.retain(|(spared, ..)| *spared != worker);
+        self.spared.retain(|spared| spared.worker != worker);
     }
 
     /// A worker would serve, though it is not listed yet.
@@ -83,9 +97,17 @@ impl Notices {
 impl Supervisor {
     /// A record stands.
     pub(super) fn notify_listed(&mut self, worker: WorkerId, incarnation: Incarnation, epoch: u64, event: NoticeKind) {
-        if !self.notices.notifier.is_idle() {
-            let notice = self.notice(worker, event, incarnation, epoch);
+        if self.notices.notifier.is_idle() {
+            return;
+        }
+        // The server may take its time: what was wanted then may not be what is wanted now.
+        let listing = (event == NoticeKind::Serving).then_some(epoch);
+        let is_present = self.core.is_present(worker, &incarnation, listing);
+        let notice = self.notice(worker, event, incarnation, epoch);
+        if is_present {
             self.notices.notifier.tell(notice);
+        } else {
+            self.notices.notifier.tell_overtaken(notice);
         }
     }
 
@@ -149,62 +171,65 @@ impl Supervisor {
         }
     }
 
-    /// A worker is lost: it leaves Dynamo's discovery at the end of this turn of the loop. Says whether
-    /// what follows waits for that. Where a process has died there is nothing to wait for, and a
-    /// companion that outlives it would say so to its router.
-    pub(super) fn leaves_dynamo(
-        &mut self,
-        worker: WorkerId,
-        cause: Option<&Cause>,
-        aftermath: Option<Aftermath>,
-    ) -> bool {
+    /// A life is lost or has left: it leaves Dynamo's discovery with the others of this turn of the loop.
+    pub(super) fn leaves_dynamo(&mut self, worker: WorkerId, cause: Option<&Cause>) {
         if !self.notices.notifier.has_dynamo() {
+            return;
+        }
+        let slot = &self.workers[worker];
+        if let Ok(incarnation) = Incarnation::new(slot.incarnation.clone()) {
+            let lost = Lost { worker: slot.config.name.clone(), incarnation, cause: cause.cloned() };
+            self.notices.out_of_dynamo.push((worker, lost));
+        }
+    }
+
+    /// All that were lost in this turn of the loop leave Dynamo's discovery together.
+    pub(super) fn leave_dynamo(&mut self) {
+        let (workers, lost): (Vec<WorkerId>, Vec<Lost>) =
+            std::mem::take(&mut self.notices.out_of_dynamo).into_iter().unzip();
+        if lost.is_empty() {
+            return;
+        }
+        let reports = self.notices.notifier.out_of_dynamo(&lost);
+        for (worker, Lost { incarnation, .. }) in workers.into_iter().zip(lost) {
+            self.notices.telling.extend(std::iter::repeat_n((System::Dynamo, worker, incarnation), reports));
+        }
+    }
+
+    /// Whether what follows a loss waits until Dynamo's discovery says it too. Where a process has died there
+    /// is nothing to wait for, and a companion that outlives it would say so to its router.
+    pub(super) fn is_spared(&mut self, worker: WorkerId, cause: Option<&Cause>, aftermath: Aftermath) -> bool {
+        let is_leaving =
+            |(system, told, _): &(System, WorkerId, Incarnation)| (*system, *told) == (System::Dynamo, worker);
+        if cause.is_some_and(|cause| is_death(cause.kind)) || !self.notices.telling.iter().any(is_leaving) {
             return false;
         }
-        self.notices.out_of_dynamo.push((worker, cause.cloned()));
-        let has_died = cause.is_some_and(|cause| is_death(cause.kind));
-        let (Some(root), Some(aftermath)) = (self.processes.root(worker).filter(|_| !has_died), aftermath) else {
-            return false;
-        };
-        self.notices.spared.push((worker, root, aftermath));
+        let Some(root) = self.processes.root(worker) else { return false };
+        let until = proc::monotonic_now().plus(SPARED_FOR);
+        self.notices.spared.push(Spared { worker, root, aftermath, until });
         true
     }
 
     /// A worker's state has changed: what waited for Dynamo's discovery has no reason any more.
     pub(super) fn spare_no_more(&mut self, worker: WorkerId) {
-        self.notices.spared.retain(|(spared, ..)| *spared != worker);
+        self.notices.spared.retain(|spared| spared.worker != worker);
     }
 
-    /// All that were lost in this turn of the loop leave Dynamo's discovery together.
-    pub(super) fn leave_dynamo(&mut self) {
-        let leaving = std::mem::take(&mut self.notices.out_of_dynamo);
-        if leaving.is_empty() {
-            return;
-        }
-        let incarnation = |worker: WorkerId| Incarnation::new(self.workers[worker].incarnation.clone()).ok();
-        let lost: Vec<(WorkerId, Lost)> = leaving
-            .into_iter()
-            .filter_map(|(worker, cause)| {
-                let incarnation = incarnation(worker)?;
-                Some((worker, Lost { worker: self.name(worker).clone(), incarnation, cause }))
-            })
-            .collect();
-        let all: Vec<Lost> = lost.iter().map(|(_, lost)| lost.clone()).collect();
-        let reports = self.notices.notifier.out_of_dynamo(&all);
-        for (worker, Lost { incarnation, .. }) in lost {
-            self.notices.telling.extend(std::iter::repeat_n((System::Dynamo, worker, incarnation), reports));
-            if reports == 0 {
-                self.follow_up(worker);
-            }
-        }
+    /// When something that is spared is spared no longer.
+    pub(super) fn next_spared(&self) -> Option<Nanos> {
+        self.notices.spared.iter().map(|spared| spared.until).min()
     }
 
-    /// What follows a loss, once Dynamo's discovery says it too.
-    fn follow_up(&mut self, worker: WorkerId) {
-        let (due, rest): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.notices.spared).into_iter().partition(|(spared, ..)| *spared == worker);
+    /// What was spared for long enough.
+    pub(super) fn follow_overdue(&mut self, now: Nanos) {
+        self.follow_up(|spared| spared.until <= now);
+    }
+
+    /// What follows a loss.
+    fn follow_up(&mut self, is_due: impl Fn(&Spared) -> bool) {
+        let (due, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.notices.spared).into_iter().partition(is_due);
         self.notices.spared = rest;
-        for (worker, root, aftermath) in due {
+        for Spared { worker, root, aftermath, until: _ } in due {
             if self.processes.root(worker) == Some(root) && self.core.state(worker) == Some(State::Lost) {
                 self.follow(worker, aftermath, proc::monotonic_now());
             }
@@ -215,7 +240,8 @@ impl Supervisor {
     pub(super) fn told(&mut self, told: Told) {
         let Told { system, worker: name, lost, detail } = told;
         let Some(worker) = self.workers.named(&name) else { return };
-        self.deaths.moment(worker, MomentKind::Effect, system.as_str(), detail.clone(), proc::monotonic_now());
+        let now = proc::monotonic_now();
+        self.deaths.moment_of(worker, lost.as_ref(), MomentKind::Effect, system.as_str(), detail.clone(), now);
         self.tell_notice(&name, format!("{}: {detail}", system.as_str()));
         if let Some(incarnation) = lost {
             let telling = &mut self.notices.telling;
@@ -224,7 +250,7 @@ impl Supervisor {
                 telling.swap_remove(place);
             }
             if system == System::Dynamo && !self.notices.telling.contains(&one) {
-                self.follow_up(worker);
+                self.follow_up(|spared| spared.worker == worker);
             }
         }
     }

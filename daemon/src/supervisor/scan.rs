@@ -264,7 +264,6 @@ impl Supervisor {
         });
         let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
         let slot = &mut self.workers[worker];
-        slot.incarnation = incarnation_text;
         slot.container = container;
         slot.reason.clear();
         slot.commanded.clear();
@@ -272,10 +271,11 @@ impl Supervisor {
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
         // Dropped first: the health of the former life must not be told of this one.
         slot.health = None;
+        slot.incarnation = incarnation_text;
         self.carry_out(begun.into_iter().collect(), now);
+        self.notify_lives(worker);
         self.noticed(noticed);
         self.prove_claim(worker, false);
-        self.notify_lives(worker);
         true
     }
 

@@ -31,8 +31,8 @@ impl Endpoint {
     }
 }
 
-/// How an engine differs from others in what it accepts (vLLM 0.32 measured, SGLang 0.5.23
-/// and TensorRT-LLM read).
+/// How an engine differs from others in what it accepts (vLLM 0.32 measured, SGLang 0.5.23 and
+/// TensorRT-LLM read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Engine {
     /// vLLM, either frontend.

@@ -223,8 +223,10 @@ async fn new_requests_are_safe(backend: Backend, signal: Signal) {
         assert!(with.gap.is_none() && without.gap.is_none(), "{with:?} {without:?}");
         assert!(with.safe.is_some() && (without.safe.is_none() || with.safe < without.safe), "{with:?} {without:?}");
     }
+    // Those to a hung worker fail for as long as it is listed; a killed one may be gone before the next.
     let failed = |observed: &[Observed]| observed.iter().map(|one| one.failed).sum::<usize>();
-    assert!(failed(&pair.with) < failed(&pair.without), "{pair:?}");
+    let (with, without) = (failed(&pair.with), failed(&pair.without));
+    assert!(with < without || (with, without) == (0, 0) && signal == Signal::SIGKILL, "{pair:?}");
     pair.record(backend, 0, signal);
 }
 

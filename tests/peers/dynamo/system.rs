@@ -215,13 +215,17 @@ impl Dynamo {
 
     /// The worker that answers the one stream that there is.
     pub(super) async fn serving(&self) -> &Worker {
-        loop {
-            for worker in &self.workers {
-                if worker.metric("dynamo_component_inflight_requests").await.is_some_and(|(_, number)| number > 0.0) {
-                    return worker;
+        let found = async {
+            loop {
+                for worker in &self.workers {
+                    let inflight = worker.metric("dynamo_component_inflight_requests").await;
+                    if inflight.is_some_and(|(_, number)| number > 0.0) {
+                        return worker;
+                    }
                 }
             }
-        }
+        };
+        tokio::time::timeout(GIVE_UP, found).await.expect("a worker that answers")
     }
 }
 

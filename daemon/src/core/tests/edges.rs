@@ -29,6 +29,19 @@ fn a_death_while_loading_is_lost_without_a_record_or_a_signal() {
     assert_eq!(node.state(), State::Lost);
 }
 
+/// As the acknowledgement of a record is that comes when the worker is lost already.
+#[test]
+fn a_listing_is_present_until_its_end_and_a_life_until_the_next() {
+    let mut node = Node::serving();
+    let is_present = |node: &Node, life, epoch| node.core.is_present(W, &incarnation(life), epoch);
+    assert!(is_present(&node, 0, Some(1)) && !is_present(&node, 0, Some(2)) && !is_present(&node, 1, None));
+    node.hears(killed(engine_core()));
+    assert!(is_present(&node, 0, None) && !is_present(&node, 0, Some(1)));
+    node.life = 1;
+    node.found();
+    assert!(is_present(&node, 1, None) && !is_present(&node, 0, None));
+}
+
 #[test]
 fn before_the_first_serving_nothing_but_a_death_counts() {
     let mut node = Node::of(vec![policy()]);

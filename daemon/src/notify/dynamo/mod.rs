@@ -1,5 +1,5 @@
 //! `kind = "dynamo"`: lost workers are taken out of Dynamo's discovery, in etcd or in a folder. Dynamo
-//! itself is not changed and does not know of it (facts: Dynamo 1.6.1, as installed and run).
+//! itself is not changed and does not know of it: docs/dynamo.md says what was found by running it.
 //!
 //! Dynamo's records live as long as the lease of the process that wrote them: that of a dead worker for
 //! up to 30 s, that of a hung one or of a sidecar whose engine is dead for as long as it renews it. One
@@ -12,24 +12,21 @@
 //! Deletion keeps new requests away and leaves streams alone. To break those of a hung worker is the
 //! business of `worker[].sever`, which waits for this.
 
+mod folder;
 mod owners;
 mod records;
 mod stores;
+#[cfg(test)]
+mod tests;
 mod watcher;
 
-use std::fmt;
-
 use lastgasp_protocol::Name;
-use tokio::sync::mpsc;
 
 use crate::config::DynamoConfig;
 use crate::core::ProcessId;
-use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::handle::Handle;
 use crate::notify::{Lost, Report};
-
-/// Room for the workers of one node, beside what comes later.
-const ROOM_FOR_WORKERS: usize = 1024;
 
 /// What a sink is told.
 #[derive(Debug, Clone)]
@@ -49,34 +46,15 @@ pub(super) enum Command {
 }
 
 /// One sink. Dropped, its task ends.
-pub struct Dynamo {
-    name: String,
-    commands: mpsc::Sender<Command>,
-    metrics: Metrics,
-}
-
-impl fmt::Debug for Dynamo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dynamo").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+#[derive(Debug)]
+pub struct Dynamo(pub(super) Handle<Command>);
 
 impl Dynamo {
     /// Starts its task on the runtime of `side`.
     #[must_use]
     pub fn start(config: &DynamoConfig, side: &tokio::runtime::Handle, metrics: &Metrics, report: Report) -> Self {
-        let (commands, inbox) = mpsc::channel(config.queue + ROOM_FOR_WORKERS);
+        let (handle, inbox) = Handle::new(&config.name, config.queue, metrics);
         side.spawn(watcher::watch(config.clone(), inbox, metrics.clone(), report));
-        Self { name: config.name.clone(), commands, metrics: metrics.clone() }
-    }
-
-    /// `false`: there was no room, which is counted.
-    pub(super) fn tell(&self, command: Command) -> bool {
-        let told = self.commands.try_send(command).is_ok();
-        if !told {
-            tracing::error!(sink = self.name, "notice lost: its queue is full");
-            self.metrics.lose(Loss::NoticeQueue, 1);
-        }
-        told
+        Self(handle)
     }
 }

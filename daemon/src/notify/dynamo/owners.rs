@@ -1,23 +1,69 @@
 //! Which process an instance is.
 
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::IpAddr;
+use std::rc::Rc;
+
+use nix::errno::Errno;
 
 use crate::core::ProcessId;
 use crate::sensors::proc::{self, addresses, listeners};
 
-/// The one of these processes, or of those below them, that listens at this address. Blocks.
-pub(super) fn owner(processes: &[ProcessId], (host, port): (IpAddr, u16)) -> Option<ProcessId> {
-    let below = |process: &ProcessId| proc::descendants(*process).into_iter().map(|info| info.id);
-    let mut candidates = processes.iter().flat_map(|process| std::iter::once(*process).chain(below(process)));
-    candidates.find(|candidate| is_owner(*candidate, host, port))
+/// A process that listens on TCP ports.
+pub(super) struct Listener {
+    process: ProcessId,
+    addresses: Rc<HashSet<IpAddr>>,
+    ports: HashSet<u16>,
 }
 
-/// Whether this very process listens at this address. Blocks.
-pub(super) fn is_owner(process: ProcessId, host: IpAddr, port: u16) -> bool {
-    // The same port of another host, or of another network namespace, is somebody else's.
-    let is_here = addresses::local(process.tgid).is_ok_and(|local| local.contains(&host));
-    // The descriptors were those of this very process only if it is still there after the look.
-    is_here && listeners::owns_listener(&[process.tgid], port).unwrap_or(false) && proc::is_alive(process)
+/// Of a network namespace: the addresses that are its own, and the ports of its sockets by their inode
+/// numbers.
+type Namespace = (Rc<HashSet<IpAddr>>, HashMap<u64, u16>);
+
+/// Those among these processes, and those below them, that listen; and the last error by which one of them
+/// may be missing. Blocks.
+pub(super) fn listeners_of(processes: &[ProcessId]) -> (Vec<Listener>, Option<io::Error>) {
+    let mut namespaces = HashMap::new();
+    let (mut found, mut failed) = (Vec::new(), None);
+    let below = |process: &ProcessId| proc::descendants(*process).into_iter().map(|info| info.id);
+    for process in processes.iter().flat_map(|process| std::iter::once(*process).chain(below(process))) {
+        match listener(process, &mut namespaces) {
+            // The descriptors were those of this very process only if it is still there after the look.
+            Ok(listener) => found.extend(listener.filter(|_| proc::is_alive(process))),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => failed = Some(error),
+        }
+    }
+    (found, failed)
+}
+
+/// The one that listens at this address. The same port of another host, or of another network namespace, is
+/// somebody else's.
+pub(super) fn owner(listeners: &[Listener], (host, port): (IpAddr, u16)) -> Option<ProcessId> {
+    let is_it = |listener: &&Listener| listener.ports.contains(&port) && listener.addresses.contains(&host);
+    listeners.iter().find(is_it).map(|listener| listener.process)
+}
+
+fn listener(process: ProcessId, namespaces: &mut HashMap<u32, Namespace>) -> io::Result<Option<Listener>> {
+    let tgid = process.tgid;
+    let inum = proc::netns_inum(tgid)?;
+    let (addresses, sockets) = match namespaces.entry(inum) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(new) => {
+            let sockets = listeners::all(Some(tgid))?.into_iter().map(|(port, inode)| (inode, port));
+            new.insert((Rc::new(addresses::local(tgid)?), sockets.collect()))
+        }
+    };
+    let ports: HashSet<u16> =
+        listeners::socket_inodes(tgid)?.iter().filter_map(|inode| sockets.get(inode).copied()).collect();
+    Ok((!ports.is_empty()).then(|| Listener { process, addresses: Rc::clone(addresses), ports }))
+}
+
+/// It has no namespaces any more, or no descriptors.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
 }
 
 #[cfg(test)]
@@ -31,12 +77,23 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = (listener.local_addr().unwrap().ip(), listener.local_addr().unwrap().port());
         let me = proc::identify(std::process::id()).unwrap();
-        assert_eq!(owner(&[me], address), Some(me));
+        let found = |processes: &[ProcessId], address| {
+            let (listeners, failed) = listeners_of(processes);
+            assert!(failed.is_none(), "{failed:?}");
+            owner(&listeners, address)
+        };
+        assert_eq!(found(&[me], address), Some(me));
         let predecessor = ProcessId { start_ticks: me.start_ticks - 1, ..me };
-        assert_eq!(owner(&[predecessor], address), None);
-        assert_eq!(owner(&[me], ("192.0.2.77".parse().unwrap(), address.1)), None, "another host's port");
+        assert_eq!(found(&[predecessor], address), None);
+        assert_eq!(found(&[me], ("192.0.2.77".parse().unwrap(), address.1)), None, "another host's port");
         let free = { TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() };
-        assert_eq!(owner(&[me], (address.0, free)), None);
-        assert_eq!(owner(&[], address), None);
+        assert_eq!(found(&[me], (address.0, free)), None);
+        assert_eq!(found(&[], address), None);
+    }
+
+    #[test]
+    fn only_who_is_gone_is_known_not_to_listen() {
+        assert!(is_gone(&io::ErrorKind::NotFound.into()) && is_gone(&Errno::ESRCH.into()));
+        assert!(!is_gone(&Errno::EMFILE.into()) && !is_gone(&Errno::EACCES.into()));
     }
 }

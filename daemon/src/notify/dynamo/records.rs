@@ -1,6 +1,7 @@
 //! Dynamo's records of a worker, as far as they say whose they are.
 
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use serde::Deserialize;
 
@@ -13,7 +14,7 @@ pub(super) const BUCKETS: [&str; 2] = ["v1/instances", "v1/mdc"];
 pub(super) struct Record {
     /// In etcd its key; in a folder its path below that.
     pub(super) key: String,
-    /// As it was written.
+    /// As it was written. Of an instance that is no worker's of this node it is not kept, and empty.
     pub(super) value: Vec<u8>,
     /// Whose it is.
     pub(super) instance: u64,
@@ -23,8 +24,19 @@ pub(super) struct Record {
     pub(super) revision: i64,
     /// The lease in etcd that it ends with.
     pub(super) lease: i64,
-    /// User, group and mode of its file.
-    pub(super) owner: Option<(u32, u32, u32)>,
+    /// In a folder, its file.
+    pub(super) file: Option<Mark>,
+}
+
+/// What a file is known by, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) inode: u64,
+    /// When it was made: the number of an inode is given away again.
+    pub(super) born: Option<SystemTime>,
+    /// User and group.
+    pub(super) owner: (u32, u32),
+    pub(super) mode: u32,
 }
 
 #[derive(Deserialize)]
@@ -53,12 +65,15 @@ impl Record {
         // In a folder the slashes are percent-encoded. A model's card may have another part behind.
         rest.split('/').flat_map(|part| part.split("%2F")).skip(3).find(|part| *part == id)?;
         let address = transport.and_then(|transport| address(transport.tcp?));
-        Some(Self { key: key.to_owned(), value: value.to_owned(), instance, address, revision, lease, owner: None })
+        Some(Self { key: key.to_owned(), value: value.to_owned(), instance, address, revision, lease, file: None })
     }
 
-    /// Whether this is still what `known` was, however often it was written since.
+    /// Whether this is still what `known` was, however often etcd has had it written since: another life
+    /// of the same instance has another lease, or another file.
     pub(super) fn is_still(&self, known: &Self) -> bool {
-        (&self.key, self.instance, self.address) == (&known.key, known.instance, known.address)
+        let file = |record: &Self| record.file.as_ref().map(|mark| (mark.inode, mark.born));
+        (&self.key, self.instance, self.address, self.lease) == (&known.key, known.instance, known.address, known.lease)
+            && file(self) == file(known)
     }
 }
 

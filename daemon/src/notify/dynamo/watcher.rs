@@ -1,6 +1,7 @@
 //! The task of one sink: which instances its workers are, and what it does about their records.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -17,24 +18,17 @@ use crate::config::DynamoConfig;
 use crate::core::ProcessId;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
-use crate::notify::{Lost, Report, System, Told, is_final};
+use crate::notify::{Lost, Report, System, Told};
 use crate::sensors::proc;
 
 /// Records that wait for this task.
 const UNREAD: usize = 1024;
-/// How long discovery may hold up what breaks a hung worker's connections.
+/// How long one change of discovery may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often discovery is tried again.
 const TICK: Duration = Duration::from_secs(1);
 /// For how long. The lease of a dead worker has lapsed by then (30 s).
 const TRY_AGAIN_FOR: Duration = Duration::from_secs(60);
-
-/// What is to become of a worker's records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    Withdraw,
-    Restore,
-}
 
 #[derive(Default)]
 struct Worker {
@@ -46,25 +40,49 @@ struct Worker {
     instances: BTreeMap<u64, Option<ProcessId>>,
     /// It must not be listed: what its instances write now goes too.
     is_out: bool,
-    /// What was deleted, for a worker that may come back.
-    kept: Vec<Record>,
-    /// What could not be done yet, to what, and since when.
-    owed: Option<(Change, Vec<Record>, Instant)>,
+    /// What was deleted in this life, for it may go on; by key.
+    kept: BTreeMap<String, Record>,
+    /// Since when that is to be put back.
+    returns: Option<Instant>,
 }
 
-struct Watcher {
+/// A record that has to go.
+struct Debt {
+    worker: Name,
+    /// Of this life.
+    life: Option<ProcessId>,
+    record: Record,
+    since: Instant,
+    /// It was tried, and that was not answered: it may be gone.
+    is_unsure: bool,
+}
+
+pub(super) struct Watcher {
     config: DynamoConfig,
     store: Store,
     workers: HashMap<Name, Worker>,
+    /// All records by key. Those of known instances have their values.
     records: BTreeMap<String, Record>,
-    /// There is an instance, or a process, that may belong together with another one.
-    is_unmatched: bool,
+    /// What has to go, by key; those of earlier lives and of forgotten workers too.
+    debts: BTreeMap<String, Debt>,
+    /// Keys of records whose process is not looked for yet.
+    unmatched: BTreeSet<String>,
+    /// Those for which that failed: it is tried again with the next tick.
+    later: BTreeSet<String>,
+    /// Why it failed last.
+    failed: Option<String>,
     metrics: Metrics,
     report: Report,
 }
 
-/// Which process of a worker an instance is.
-type Matched = Vec<(Name, u64, ProcessId)>;
+/// What came of a look for the processes of instances.
+pub(super) struct Looked {
+    keys: BTreeSet<String>,
+    workers: Vec<(Name, Vec<ProcessId>)>,
+    /// By place in `workers`.
+    found: Vec<(usize, u64, ProcessId)>,
+    failed: Option<io::Error>,
+}
 
 /// Works until the sink is dropped.
 pub(super) async fn watch(
@@ -76,14 +94,13 @@ pub(super) async fn watch(
     let store = Store::new(&config.backend);
     let (sender, mut seen) = mpsc::channel(UNREAD);
     tokio::spawn(store.clone().follow(config.name.clone(), sender));
-    let (workers, records) = (HashMap::new(), BTreeMap::new());
-    let mut watcher = Watcher { config, store, workers, records, is_unmatched: false, metrics, report };
+    let mut watcher = Watcher::new(config, store, metrics, report);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut matching: Option<JoinHandle<Matched>> = None;
+    let mut looking: Option<JoinHandle<Looked>> = None;
     loop {
-        if matching.is_none() && std::mem::take(&mut watcher.is_unmatched) {
-            matching = Some(watcher.find_owners());
+        if looking.is_none() {
+            looking = watcher.look();
         }
         tokio::select! {
             biased;
@@ -92,9 +109,10 @@ pub(super) async fn watch(
                 None => return,
             },
             Some(one) = seen.recv() => watcher.see(one),
-            matched = async { matching.as_mut().expect("it is asked for only then").await }, if matching.is_some() => {
-                matching = None;
-                watcher.matched(matched.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())));
+            looked = async { looking.as_mut().expect("it is asked for only then").await }, if looking.is_some() => {
+                looking = None;
+                let looked = looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+                watcher.looked(looked).await;
             }
             _ = tick.tick() => watcher.tick().await,
         }
@@ -102,7 +120,22 @@ pub(super) async fn watch(
 }
 
 impl Watcher {
-    async fn command(&mut self, command: Command) {
+    pub(super) fn new(config: DynamoConfig, store: Store, metrics: Metrics, report: Report) -> Self {
+        Self {
+            config,
+            store,
+            workers: HashMap::new(),
+            records: BTreeMap::new(),
+            debts: BTreeMap::new(),
+            unmatched: BTreeSet::new(),
+            later: BTreeSet::new(),
+            failed: None,
+            metrics,
+            report,
+        }
+    }
+
+    pub(super) async fn command(&mut self, command: Command) {
         match command {
             Command::Watch(name, configured) => {
                 let instances = configured.map(|instance| (instance, None)).into_iter().collect();
@@ -114,20 +147,10 @@ impl Watcher {
                 let _ = self.metrics.dynamo_instances.remove_label_values(&[name.as_str()]);
             }
             Command::Lives(name, processes) => self.lives(&name, processes),
-            Command::Serves(name) => {
-                let Some(worker) = self.workers.get_mut(&name) else { return };
-                worker.is_out = false;
-                // What is owed of an earlier life stays so.
-                let instances = &worker.instances;
-                worker.owed.take_if(|owed| owed.1.iter().all(|record| instances.contains_key(&record.instance)));
-                let kept = std::mem::take(&mut worker.kept);
-                if !kept.is_empty() {
-                    self.change(vec![(name, Change::Restore, kept)]).await;
-                }
-            }
+            Command::Serves(name) => self.serves(name).await,
             Command::Leaves(name) => {
-                let (taken, known) = self.take_out(&name);
-                let done = self.change(vec![(name.clone(), Change::Withdraw, taken)]).await.concat();
+                let known = self.take_out(&name);
+                let done = self.withdraw(vec![name.clone()]).await.concat();
                 if known > 0 {
                     (self.report)(Told { system: System::Dynamo, worker: name, lost: None, detail: done });
                 }
@@ -138,69 +161,158 @@ impl Watcher {
 
     fn lives(&mut self, name: &Name, processes: Vec<ProcessId>) {
         let Some(worker) = self.workers.get_mut(name) else { return };
-        if worker.processes.first() != processes.first() {
-            // Its predecessor's records are exactly those that are still owed.
-            worker.instances = worker.configured.map(|instance| (instance, None)).into_iter().collect();
-            worker.kept.clear();
-            worker.is_out = false;
+        if worker.life() != processes.first().copied() {
+            // What is still owed of its predecessor stays so. A companion that stays is still what it was,
+            // and takes work again with the next engine.
+            let former = std::mem::take(worker);
+            let stays = |owner: &Option<ProcessId>| {
+                owner.is_some_and(|owner| processes.iter().skip(1).any(|process| *process == owner))
+            };
+            worker.configured = former.configured;
+            worker.instances = former.instances.into_iter().filter(|(_, owner)| stays(owner)).collect();
+            worker.kept = former.kept.into_iter().filter(|(_, record)| worker.is(record.instance)).collect();
+            let (of_it, life) = (|debt: &&mut Debt| debt.worker == *name, processes.first().copied());
+            for debt in self.debts.values_mut().filter(of_it).filter(|debt| worker.is(debt.record.instance)) {
+                debt.life = life;
+            }
+            worker.instances.extend(worker.configured.map(|instance| (instance, None)));
         }
         worker.processes = processes;
-        self.is_unmatched = true;
+        let may_be_its = self.records.values().filter(|record| record.address.is_some());
+        self.unmatched.extend(may_be_its.map(|record| record.key.clone()));
         self.count(name);
     }
 
-    fn see(&mut self, seen: Seen) {
+    async fn serves(&mut self, name: Name) {
+        let Some(worker) = self.workers.get_mut(&name) else { return };
+        worker.is_out = false;
+        let life = worker.life();
+        for debt in take(&mut self.debts, |debt| debt.worker == name && debt.life == life) {
+            if debt.is_unsure {
+                worker.keep(debt.record);
+            }
+        }
+        if !worker.kept.is_empty() {
+            worker.returns = Some(Instant::now());
+            self.restore(vec![name]).await;
+        }
+    }
+
+    pub(super) fn see(&mut self, seen: Seen) {
         match seen {
             Seen::All(records) => {
-                self.records = records.into_iter().map(|record| (record.key.clone(), record)).collect();
-                self.is_unmatched = true;
+                let before = std::mem::take(&mut self.records);
+                for record in records {
+                    let known = before.get(&record.key);
+                    self.note(record, known);
+                }
+                self.owe();
             }
             Seen::Put(record) => {
-                let out = self.workers.values_mut().find(|worker| {
-                    worker.is_out && worker.owed.is_none() && worker.instances.contains_key(&record.instance)
-                });
-                if let Some(worker) = out {
-                    worker.owed = Some((Change::Withdraw, vec![record.clone()], Instant::now()));
+                if self.records.get(&record.key).is_some_and(|known| known.revision > record.revision) {
+                    return;
                 }
-                self.is_unmatched |= record.address.is_some() && !self.records.contains_key(&record.key);
-                self.records.insert(record.key.clone(), record);
+                let is_out = self.workers.values().any(|worker| worker.is_out && worker.is(record.instance));
+                let known = self.records.remove(&record.key);
+                self.note(record, known.as_ref());
+                if is_out {
+                    self.owe();
+                }
             }
-            Seen::Gone(key) => _ = self.records.remove(&key),
+            // What we put back is known before what came first is heard.
+            Seen::Gone(key, revision) => {
+                if self.records.get(&key).is_some_and(|record| record.revision <= revision) {
+                    self.records.remove(&key);
+                }
+            }
         }
+    }
+
+    fn note(&mut self, mut record: Record, known: Option<&Record>) {
+        if !self.workers.values().any(|worker| worker.is(record.instance)) {
+            record.value = Vec::new();
+            let is_same = known.is_some_and(|known| record.is_still(known) && record.revision == known.revision);
+            if record.address.is_some() && !is_same {
+                self.unmatched.insert(record.key.clone());
+            }
+        }
+        self.records.insert(record.key.clone(), record);
     }
 
     /// Looks for the processes of instances that are nobody's yet, on a blocking thread.
-    fn find_owners(&self) -> JoinHandle<Matched> {
-        let known: HashSet<u64> = self.workers.values().flat_map(|worker| worker.instances.keys().copied()).collect();
-        let unknown: BTreeSet<(u64, (IpAddr, u16))> = self
-            .records
-            .values()
-            .filter(|record| !known.contains(&record.instance))
+    pub(super) fn look(&mut self) -> Option<JoinHandle<Looked>> {
+        let keys = std::mem::take(&mut self.unmatched);
+        let unknown: BTreeSet<(u64, (IpAddr, u16))> = keys
+            .iter()
+            .filter_map(|key| self.records.get(key))
+            .filter(|record| !self.workers.values().any(|worker| worker.is(record.instance)))
             .filter_map(|record| Some((record.instance, record.address?)))
             .collect();
+        if unknown.is_empty() {
+            return None;
+        }
         let workers: Vec<(Name, Vec<ProcessId>)> =
             self.workers.iter().map(|(name, worker)| (name.clone(), worker.processes.clone())).collect();
-        tokio::task::spawn_blocking(move || {
-            let mut matched = Vec::new();
-            for (instance, address) in unknown {
-                for (name, processes) in &workers {
-                    if let Some(owner) = owners::owner(processes, address) {
-                        matched.push((name.clone(), instance, owner));
-                    }
-                }
+        Some(tokio::task::spawn_blocking(move || {
+            let (mut found, mut failed) = (Vec::new(), None);
+            for (place, (_, processes)) in workers.iter().enumerate() {
+                let (listeners, error) = owners::listeners_of(processes);
+                failed = error.or(failed);
+                let its = |&(instance, address)| Some((place, instance, owners::owner(&listeners, address)?));
+                found.extend(unknown.iter().filter_map(its));
             }
-            matched
-        })
+            Looked { keys, workers, found, failed }
+        }))
     }
 
-    fn matched(&mut self, matched: Matched) {
-        for (name, instance, owner) in matched {
-            // It may have begun another life meanwhile.
-            let Some(worker) = self.workers.get_mut(&name).filter(|_| proc::is_alive(owner)) else { continue };
-            worker.instances.insert(instance, Some(owner));
-            tracing::info!(sink = self.config.name, worker = %name, instance = %format_args!("{instance:x}"), pid = owner.tgid, "its instance in Dynamo");
-            self.count(&name);
+    pub(super) async fn looked(&mut self, Looked { keys, workers, found, failed }: Looked) {
+        let failed = failed.map(|error| error.to_string());
+        if failed.is_some() {
+            self.later.extend(keys);
         }
+        if let Some(error) = failed.as_ref().filter(|_| failed != self.failed) {
+            tracing::warn!(
+                sink = self.config.name,
+                error,
+                "processes of workers cannot be looked at: an instance in Dynamo may be missed until they can"
+            );
+        }
+        self.failed = failed;
+        // What their records say was not kept until now.
+        let keys = |instance: u64| {
+            let of_it = self.records.values().filter(move |record| record.instance == instance);
+            of_it.map(|record| record.key.clone()).collect::<Vec<String>>()
+        };
+        let found: Vec<_> = found.into_iter().map(|one| (one, keys(one.1))).collect();
+        let read = join_all(found.iter().map(|(_, keys)| in_time(self.store.read(keys.clone())))).await;
+        for (((place, instance, owner), keys), read) in found.into_iter().zip(read) {
+            let (name, processes) = &workers[place];
+            // If it has begun another life meanwhile, everything is looked at again.
+            let is_present = self.workers.get(name).is_some_and(|worker| worker.processes == *processes);
+            match read {
+                Ok(records) if is_present && proc::is_alive(owner) => {
+                    for key in keys {
+                        self.records.remove(&key);
+                    }
+                    self.records.extend(records.into_iter().map(|record| (record.key.clone(), record)));
+                    self.recognize(name, instance, owner);
+                }
+                Ok(_) => {}
+                Err(_) => self.later.extend(keys),
+            }
+        }
+        self.owe();
+    }
+
+    /// A worker is this instance.
+    fn recognize(&mut self, name: &Name, instance: u64, owner: ProcessId) {
+        let Some(worker) = self.workers.get_mut(name) else { return };
+        worker.instances.insert(instance, Some(owner));
+        let life = worker.life();
+        // Where ids come again, it is not its predecessor's any more.
+        self.debts.retain(|_, debt| debt.record.instance != instance || debt.life == life);
+        tracing::info!(sink = self.config.name, worker = %name, instance = %format_args!("{instance:x}"), pid = owner.tgid, "its instance in Dynamo");
+        self.count(name);
     }
 
     fn count(&self, name: &Name) {
@@ -209,90 +321,79 @@ impl Watcher {
         gauge.set(i64::try_from(instances).unwrap_or(i64::MAX));
     }
 
-    /// From now on it must not be listed: its records, and how many instances it is known to be.
-    fn take_out(&mut self, name: &Name) -> (Vec<Record>, usize) {
-        let Some(worker) = self.workers.get_mut(name) else { return (Vec::new(), 0) };
-        worker.is_out = true;
-        let of_it = |record: &&Record| worker.instances.contains_key(&record.instance);
-        (self.records.values().filter(of_it).cloned().collect(), worker.instances.len())
+    /// From now on it must not be listed. How many instances it is known to be.
+    fn take_out(&mut self, name: &Name) -> usize {
+        let Some(worker) = self.workers.get_mut(name) else { return 0 };
+        (worker.is_out, worker.returns) = (true, None);
+        let known = worker.instances.len();
+        self.owe();
+        known
+    }
+
+    /// Every record of a worker that must not be listed has to go.
+    fn owe(&mut self) {
+        for (name, worker) in self.workers.iter().filter(|(_, worker)| worker.is_out) {
+            let life = worker.life();
+            for record in self.records.values().filter(|record| worker.is(record.instance)) {
+                let is_same = |debt: &Debt| debt.life == life && debt.record == *record;
+                if !self.debts.get(&record.key).is_some_and(is_same) {
+                    let (worker, record, since) = (name.clone(), record.clone(), Instant::now());
+                    self.debts.insert(record.key.clone(), Debt { worker, life, record, since, is_unsure: false });
+                }
+            }
+        }
     }
 
     /// All of one cause at the same time.
     async fn lose(&mut self, lost: Vec<Lost>) {
-        let changes: Vec<_> =
-            lost.iter().map(|lost| (lost.worker.clone(), Change::Withdraw, self.take_out(&lost.worker).0)).collect();
-        let done = self.change(changes).await;
-        for (Lost { worker: name, incarnation, cause }, done) in lost.into_iter().zip(done) {
-            let mut detail = done;
-            if let Some(worker) = self.workers.get_mut(&name) {
-                if cause.is_some_and(|cause| is_final(cause.kind)) {
-                    worker.kept.clear();
-                }
-                let ids: Vec<String> = worker.instances.keys().map(|instance| format!("{instance:x}")).collect();
-                match ids.as_slice() {
-                    [] => "no instance of it is known".clone_into(&mut detail),
-                    ids => detail = format!("{}: {detail}", ids.join(", ")),
-                }
-            }
+        for lost in &lost {
+            self.take_out(&lost.worker);
+        }
+        let done = self.withdraw(lost.iter().map(|lost| lost.worker.clone()).collect()).await;
+        for (Lost { worker: name, incarnation, cause: _ }, done) in lost.into_iter().zip(done) {
+            let ids = self.workers.get(&name).map(|worker| worker.instances.keys());
+            let ids: Vec<String> = ids.into_iter().flatten().map(|instance| format!("{instance:x}")).collect();
+            let detail = match ids.as_slice() {
+                [] => "no instance of it is known".to_owned(),
+                ids => format!("{}: {done}", ids.join(", ")),
+            };
             tracing::info!(sink = self.config.name, worker = %name, detail, "Dynamo's discovery");
             (self.report)(Told { system: System::Dynamo, worker: name, lost: Some(incarnation), detail });
         }
     }
 
-    /// Changes records, those of all workers at the same time; in words what became of each.
-    async fn change(&mut self, changes: Vec<(Name, Change, Vec<Record>)>) -> Vec<String> {
-        let store = &self.store;
-        let workers = &self.workers;
-        let one = async |name: &Name, change: Change, records: &[Record]| -> Result<(Done, Vec<Record>), Failure> {
-            let done = async {
-                match change {
-                    Change::Withdraw => store.withdraw(records).await,
-                    // Whoever is gone must not be listed again, whatever it said last.
-                    Change::Restore if !workers.get(name).is_some_and(|worker| worker.has(records)) => {
-                        Ok((Done::Absent, Vec::new()))
-                    }
-                    Change::Restore => Ok((store.restore(records).await?, Vec::new())),
-                }
-            };
-            tokio::time::timeout(PATIENCE, done).await.map_err(|_| Failure::Late)?.map_err(Failure::Store)
-        };
-        let done = join_all(changes.iter().map(|(name, change, records)| one(name, *change, records))).await;
+    /// Deletes what is owed of these workers, all at the same time; in words what became of each.
+    async fn withdraw(&mut self, names: Vec<Name>) -> Vec<String> {
+        let owed: Vec<Vec<Record>> = names
+            .iter()
+            .map(|name| self.debts.values().filter(|debt| debt.worker == *name))
+            .map(|debts| debts.map(|debt| debt.record.clone()).collect())
+            .collect();
+        let all = join_all(owed.iter().map(|records| in_time(self.store.withdraw(records)))).await;
         let mut words = Vec::new();
-        for ((name, change, records), done) in changes.into_iter().zip(done) {
-            let Some(worker) = self.workers.get_mut(&name) else {
-                words.push("it is not known".to_owned());
-                continue;
-            };
-            let owed = worker.owed.take().filter(|owed| owed.0 == change);
-            let since = owed.as_ref().map_or_else(Instant::now, |owed| owed.2);
+        for ((name, records), done) in names.iter().zip(owed).zip(all) {
             let mut number = records.len();
             let outcome = match done {
                 Ok((done, deleted)) => {
-                    match done {
-                        Done::Deleted => {
-                            number = deleted.len();
-                            for record in deleted {
-                                self.records.remove(&record.key);
-                                worker.keep(record);
-                            }
+                    if done == Done::Deleted {
+                        number = deleted.len();
+                    }
+                    let mut deleted: HashMap<String, Record> =
+                        deleted.into_iter().map(|record| (record.key.clone(), record)).collect();
+                    for Record { key, .. } in records {
+                        let deleted = deleted.remove(&key);
+                        if deleted.is_some() || done != Done::Changed {
+                            self.settle(&key, deleted);
                         }
-                        // A try that was not answered may have been heard.
-                        Done::Absent if change == Change::Withdraw && owed.is_some() => {
-                            records.into_iter().for_each(|record| worker.keep(record));
-                        }
-                        // Before it is heard of: the next loss may come first.
-                        Done::Restored => {
-                            self.records.extend(records.into_iter().map(|record| (record.key.clone(), record)));
-                        }
-                        Done::Changed if change == Change::Withdraw => worker.owed = Some((change, records, since)),
-                        _ => {}
                     }
                     done.as_str()
                 }
                 Err(error) => {
-                    tracing::warn!(sink = self.config.name, worker = %name, %error, "its records cannot be changed yet");
-                    worker.owed = Some((change, records, since));
-                    "failed"
+                    tracing::warn!(sink = self.config.name, worker = %name, %error, "its records cannot be deleted yet");
+                    for Record { key, .. } in records {
+                        self.debts.entry(key).and_modify(|debt| debt.is_unsure = true);
+                    }
+                    FAILED
                 }
             };
             self.metrics.dynamo_records.with_label_values(&[outcome]).inc();
@@ -301,42 +402,144 @@ impl Watcher {
         words
     }
 
-    async fn tick(&mut self) {
-        let now = Instant::now();
-        let mut owed = Vec::new();
-        for (name, worker) in &mut self.workers {
-            match &worker.owed {
-                Some((change, records, since)) if now.duration_since(*since) < TRY_AGAIN_FOR => {
-                    owed.push((name.clone(), *change, records.clone()));
-                }
-                Some(_) => {
-                    worker.owed = None;
-                    tracing::error!(sink = self.config.name, worker = %name, "its records were not changed: Dynamo's discovery did not take it");
-                    self.metrics.lose(Loss::DynamoRecord, 1);
-                }
-                None => {}
+    /// A record is gone, by our hand or by itself.
+    fn settle(&mut self, key: &str, deleted: Option<Record>) {
+        self.records.remove(key);
+        let Some(debt) = self.debts.remove(key) else { return };
+        let by_us = deleted.or(debt.is_unsure.then_some(debt.record));
+        let of_it = self.workers.get_mut(&debt.worker).filter(|worker| worker.life() == debt.life);
+        if let (Some(record), Some(worker)) = (by_us, of_it) {
+            worker.keep(record);
+        }
+    }
+
+    /// Puts back what was deleted of these workers, all at the same time.
+    async fn restore(&mut self, names: Vec<Name>) {
+        let mut due = Vec::new();
+        for name in names {
+            let Some(worker) = self.workers.get_mut(&name) else { continue };
+            // Whoever is gone must not be listed again, whatever its worker says.
+            let kept = std::mem::take(&mut worker.kept);
+            worker.kept = kept.into_iter().filter(|(_, record)| worker.has(record.instance)).collect();
+            if worker.kept.is_empty() {
+                worker.returns = None;
+                self.metrics.dynamo_records.with_label_values(&[Done::Absent.as_str()]).inc();
+            } else {
+                due.push((name, worker.kept.values().cloned().collect::<Vec<Record>>()));
             }
         }
-        if !owed.is_empty() {
-            self.change(owed).await;
+        let all = join_all(due.iter().map(|(_, records)| in_time(self.store.restore(records)))).await;
+        for ((name, records), done) in due.into_iter().zip(all) {
+            let outcome = match done {
+                Ok((done, restored)) => {
+                    if let Some(worker) = self.workers.get_mut(&name) {
+                        worker.returns = None;
+                        worker.kept.clear();
+                    }
+                    tracing::info!(sink = self.config.name, worker = %name, records = records.len(), outcome = done.as_str(), "it serves again: its records in Dynamo's discovery");
+                    // Before it is heard of: the next loss may come first.
+                    self.records.extend(restored.into_iter().map(|record| (record.key.clone(), record)));
+                    done.as_str()
+                }
+                Err(error) => {
+                    tracing::warn!(sink = self.config.name, worker = %name, %error, "its records cannot be put back yet");
+                    FAILED
+                }
+            };
+            self.metrics.dynamo_records.with_label_values(&[outcome]).inc();
+        }
+    }
+
+    pub(super) async fn tick(&mut self) {
+        self.unmatched.append(&mut self.later);
+        self.give_up();
+        self.prune();
+        let owing: BTreeSet<Name> = self.debts.values().map(|debt| debt.worker.clone()).collect();
+        if !owing.is_empty() {
+            self.withdraw(owing.into_iter().collect()).await;
+        }
+        let returning = self.workers.iter().filter(|(_, worker)| worker.returns.is_some());
+        let returning: Vec<Name> = returning.map(|(name, _)| name.clone()).collect();
+        if !returning.is_empty() {
+            self.restore(returning).await;
+        }
+    }
+
+    /// What was tried for too long.
+    fn give_up(&mut self) {
+        let now = Instant::now();
+        let is_over = |since: Instant| now.duration_since(since) >= TRY_AGAIN_FOR;
+        let mut given_up = BTreeSet::new();
+        for debt in take(&mut self.debts, |debt| is_over(debt.since)) {
+            let of_it = self.workers.get_mut(&debt.worker).filter(|worker| worker.life() == debt.life);
+            if let (Some(worker), true) = (of_it, debt.is_unsure) {
+                worker.keep(debt.record);
+            }
+            given_up.insert(debt.worker);
+        }
+        for (name, worker) in &mut self.workers {
+            if worker.returns.take_if(|since| is_over(*since)).is_some() {
+                given_up.insert(name.clone());
+            }
+        }
+        for worker in given_up {
+            tracing::error!(sink = self.config.name, %worker, "its records were not changed: Dynamo's discovery did not take it");
+            self.metrics.lose(Loss::DynamoRecord, 1);
+        }
+    }
+
+    /// An instance whose process is dead, as a former sidecar, is nobody's once its records are gone.
+    fn prune(&mut self) {
+        let (records, mut changed) = (&self.records, Vec::new());
+        for (name, worker) in &mut self.workers {
+            let known = worker.instances.len();
+            worker.instances.retain(|instance, owner| {
+                owner.is_none_or(proc::is_alive) || records.values().any(|record| record.instance == *instance)
+            });
+            if worker.instances.len() < known {
+                changed.push(name.clone());
+            }
+        }
+        for name in changed {
+            self.count(&name);
         }
     }
 }
 
+/// What is counted when discovery could not be changed.
+const FAILED: &str = "failed";
+
+fn take(debts: &mut BTreeMap<String, Debt>, which: impl Fn(&Debt) -> bool) -> Vec<Debt> {
+    let keys: Vec<String> = debts.iter().filter(|(_, debt)| which(debt)).map(|(key, _)| key.clone()).collect();
+    keys.iter().filter_map(|key| debts.remove(key)).collect()
+}
+
+async fn in_time<T>(change: impl Future<Output = Result<T, StoreError>>) -> Result<T, Failure> {
+    tokio::time::timeout(PATIENCE, change).await.map_err(|_| Failure::Late)?.map_err(Failure::Store)
+}
+
 impl Worker {
-    /// It was deleted, as it stands here.
-    fn keep(&mut self, record: Record) {
-        self.kept.retain(|kept| kept.key != record.key);
-        self.kept.push(record);
+    /// The root of its present life.
+    fn life(&self) -> Option<ProcessId> {
+        self.processes.first().copied()
     }
 
-    /// Whether every process behind these records lives.
-    fn has(&self, records: &[Record]) -> bool {
-        records.iter().all(|record| match self.instances.get(&record.instance) {
+    fn is(&self, instance: u64) -> bool {
+        self.instances.contains_key(&instance)
+    }
+
+    /// It was deleted, as it stands here.
+    fn keep(&mut self, record: Record) {
+        self.kept.insert(record.key.clone(), record);
+    }
+
+    /// Whether the process behind this instance lives: for one that is configured, as far as is known.
+    fn has(&self, instance: u64) -> bool {
+        match self.instances.get(&instance) {
             Some(Some(owner)) => proc::is_alive(*owner),
-            Some(None) => true,
+            Some(None) => self.life().is_none_or(proc::is_alive),
             None => false,
-        })
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Infera's discovery in etcd.
 //!
 //! A key is deleted or written, never its lease: a wrapper that lives writes its record again when
-//! the lease is gone (Infera at 5890f7f, `infera/common/registration.py`). Every change is bound to the record that was read.
+//! the lease is gone (docs/infera.md). Every change is bound to the record that was read.
 
 use serde_json::{Map, Value, json};
 
@@ -109,8 +109,8 @@ impl Etcd {
     }
 
     async fn change(&self, compare: &Value, change: &Value, done: Done) -> Result<Done, EtcdError> {
-        let succeeded = self.gateway.change(std::slice::from_ref(compare), std::slice::from_ref(change)).await?;
-        Ok(if succeeded { done } else { Done::Changed })
+        let changed = self.gateway.change(std::slice::from_ref(compare), std::slice::from_ref(change)).await?;
+        Ok(if changed.is_some() { done } else { Done::Changed })
     }
 
     fn key(&self, id: &str) -> String {

@@ -1,4 +1,4 @@
-//! What goes over Infera's NATS, byte for byte (Infera at 5890f7f, `infera/common/nats_request.py`).
+//! What goes over Infera's NATS, byte for byte (`infera/common/nats_request.py` of Infera at 5890f7f).
 
 use std::sync::Arc;
 

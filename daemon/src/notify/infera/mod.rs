@@ -1,5 +1,5 @@
 //! `kind = "infera"`: Infera's routers are told of a loss where they await the answer, and its
-//! discovery too. Infera itself is not changed and does not know of it (docs/infera.md).
+//! discovery too. Infera itself is not changed and does not know of it: docs/infera.md.
 //!
 //! One task on the side thread hears which requests its workers got and remembers their reply
 //! inboxes. When workers are lost, it takes all of one cause out of discovery first: a stream that is
@@ -16,19 +16,13 @@ mod frames;
 mod inboxes;
 mod watcher;
 
-use std::fmt;
-
 use lastgasp_protocol::Name;
-use tokio::sync::mpsc;
 
 use crate::config::InferaConfig;
 use crate::effects::nats::NatsError;
-use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::handle::Handle;
 use crate::notify::{Lost, Report};
-
-/// Room for the workers of one node, beside what comes later.
-const ROOM_FOR_WORKERS: usize = 1024;
 
 /// What a sink is told.
 #[derive(Debug, Clone)]
@@ -48,17 +42,8 @@ pub(super) enum Command {
 }
 
 /// One sink. Dropped, its task ends.
-pub struct Infera {
-    name: String,
-    commands: mpsc::Sender<Command>,
-    metrics: Metrics,
-}
-
-impl fmt::Debug for Infera {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Infera").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+#[derive(Debug)]
+pub struct Infera(pub(super) Handle<Command>);
 
 impl Infera {
     /// Starts its task on the runtime of `side`; it connects for as long as it takes.
@@ -72,19 +57,9 @@ impl Infera {
         metrics: &Metrics,
         report: Report,
     ) -> Result<Self, NatsError> {
-        let (commands, inbox) = mpsc::channel(config.queue + ROOM_FOR_WORKERS);
+        let (handle, inbox) = Handle::new(&config.name, config.queue, metrics);
         let options = watcher::options(config, node, metrics)?;
         side.spawn(watcher::watch(config.clone(), options, inbox, metrics.clone(), report));
-        Ok(Self { name: config.name.clone(), commands, metrics: metrics.clone() })
-    }
-
-    /// `false`: there was no room, which is counted.
-    pub(super) fn tell(&self, command: Command) -> bool {
-        let told = self.commands.try_send(command).is_ok();
-        if !told {
-            tracing::error!(sink = self.name, "notice lost: its queue is full");
-            self.metrics.lose(Loss::NoticeQueue, 1);
-        }
-        told
+        Ok(Self(handle))
     }
 }

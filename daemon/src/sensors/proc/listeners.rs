@@ -38,28 +38,35 @@ pub fn owns_listener(tree: &[u32], port: u16) -> io::Result<bool> {
 
 /// Inode numbers of the sockets that listen on `port`.
 pub(super) fn sockets(netns_pid: Option<u32>, port: u16) -> io::Result<Vec<u64>> {
+    Ok(all(netns_pid)?.into_iter().filter(|(listening, _)| *listening == port).map(|(_, inode)| inode).collect())
+}
+
+/// Port and inode number of every socket that listens in the network namespace of that process, or in this
+/// thread's own.
+///
+/// # Errors
+/// Not found: no such process, or a zombie, which has no namespaces any more.
+pub fn all(netns_pid: Option<u32>) -> io::Result<Vec<(u16, u64)>> {
     let directory = netns_pid.map_or_else(|| "/proc/thread-self/net".to_owned(), |pid| format!("/proc/{pid}/net"));
-    let mut inodes = listeners(&fs::File::open(format!("{directory}/tcp"))?, port)?;
+    let mut sockets = listeners(&fs::File::open(format!("{directory}/tcp"))?)?;
     match fs::File::open(format!("{directory}/tcp6")) {
-        Ok(table) => inodes.append(&mut listeners(&table, port)?),
+        Ok(table) => sockets.append(&mut listeners(&table)?),
         // IPv6 may be switched off.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    Ok(inodes)
+    Ok(sockets)
 }
 
 /// Reads only as far as the listeners: the table lists them before the connections
 /// (`tcp_get_idx` in `net/ipv4/tcp_ipv4.c`), of which a busy node has many thousands.
-fn listeners(table: &fs::File, port: u16) -> io::Result<Vec<u64>> {
-    let mut inodes = Vec::new();
+fn listeners(table: &fs::File) -> io::Result<Vec<(u16, u64)>> {
+    let mut sockets = Vec::new();
     for line in io::BufReader::new(table).lines().skip(1) {
-        let Some((listening, inode)) = listener(&line?) else { break };
-        if listening == port {
-            inodes.push(inode);
-        }
+        let Some(socket) = listener(&line?) else { break };
+        sockets.push(socket);
     }
-    Ok(inodes)
+    Ok(sockets)
 }
 
 /// Port and inode of a line of `/proc/net/tcp` (proc(5)), if it is a listener's.

@@ -21,8 +21,7 @@ use tonic_health::server::HealthReporter;
 use crate::args::{Args, HealthWatch};
 use crate::freeze::{Freezable, Freezer};
 
-/// Service names of the two servers (smg servicer 0.14.1,
-/// vllm-rs 0.32.0). Python's second name is its engine's.
+/// Service names of the two servers (smg servicer 0.14.1, vllm-rs 0.32.0). Python's second name is its engine's.
 fn services(frontend: Frontend) -> &'static [&'static str] {
     match frontend {
         Frontend::Python => &["", "vllm.grpc.engine.VllmEngine"],

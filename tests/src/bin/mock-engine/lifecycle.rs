@@ -1,5 +1,5 @@
-//! The API server from its start to one of its ends. The times were
-//! measured on vLLM 0.32.0 (docs/engines.md).
+//! The API server from its start to one of its ends. The times are those that were
+//! measured on vLLM 0.32.0.
 
 use std::io;
 use std::process::ExitCode;
