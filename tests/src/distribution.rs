@@ -48,8 +48,8 @@ fn scaled(value: f64, units: &[(f64, &str)]) -> String {
     let value = value / size;
     let digits = match value.abs() {
         100.0.. => 0,
-        10.0.. => 1,
         _ if value.fract() == 0.0 && size == 1.0 => 0,
+        10.0.. => 1,
         _ => 2,
     };
     format!("{value:.digits$} {name}").trim_end().to_owned()
