@@ -20,10 +20,11 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// Panels about what does not happen here: nothing is reaped, declared, retried, lost or refused,
-/// and there is no Infera.
-const EMPTY: [&str; 11] = [
+/// and there is neither a Dynamo nor an Infera.
+const EMPTY: [&str; 12] = [
     "Acts",
     "Declarations",
+    "Dynamo",
     "Faults of NATS",
     "Infera",
     "Losses",
