@@ -14,6 +14,7 @@ use lastgasp_router::workers::Key;
 use lastgasp_tests::HarnessError;
 use lastgasp_tests::distribution::Unit;
 use lastgasp_tests::nats::{self, Cluster};
+use lastgasp_tests::process::GIVE_UP;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -39,6 +40,8 @@ struct Plan {
     nodes: Vec<usize>,
     /// How many there were in the end.
     reached: usize,
+    /// With so many, routers that were all started at once did not list the workers.
+    unlisted: Option<usize>,
     routers: usize,
     deaths: usize,
     /// Deaths that only the records tell of.
@@ -57,6 +60,7 @@ impl Plan {
             return Self {
                 nodes: vec![2, 6],
                 reached: 0,
+                unlisted: None,
                 routers: 2,
                 deaths: 6,
                 untold: 2,
@@ -69,6 +73,7 @@ impl Plan {
         Self {
             nodes: vec![10, 100, 300, 1000],
             reached: 0,
+            unlisted: None,
             routers: 20,
             deaths: 300,
             untold: 60,
@@ -97,7 +102,11 @@ pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
         world.traffic(&plan, &mut found).await?;
         world.deaths(plan.deaths, true, &mut found).await?;
         world.deaths(plan.untold, false, &mut found).await?;
-        world.restart(plan.restarts, &mut found).await?;
+        if let Err(error) = world.restart(plan.restarts, &mut found).await {
+            eprintln!("  {error}: it ends here");
+            plan.unlisted = Some(nodes);
+            break;
+        }
         for _ in 0..plan.choices {
             found.entry((nodes, CHOICE)).or_default().extend(choice(world.routers[0].workers()));
         }
@@ -105,7 +114,7 @@ pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
     plan.nodes = held;
     plan.reached = world.nodes.len();
     // Of what did not get as far as it should, no rack is taken away too.
-    if plan.nodes.last() == Some(&plan.reached) {
+    if plan.nodes.last() == Some(&plan.reached) && plan.unlisted.is_none() {
         world.rack(plan.rack, &mut found).await?;
     }
     Ok(sections(&plan, &found))
@@ -423,7 +432,7 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
     let mut traffic: Vec<(&str, Unit)> = per_second.collect();
     traffic.extend([(SERVERS_CPU, Unit::Percent), (OWN_CPU, Unit::Percent), (SERVERS_MEMORY, Unit::Bytes)]);
     let routers = plan.routers;
-    vec![
+    let sections = vec![
         Section {
             title: "What is said while nothing happens".to_owned(),
             about: format!(
@@ -485,8 +494,12 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
             title: "Every router restarts at once".to_owned(),
             about: format!(
                 "All {routers} routers end and start again, {} times: until each may choose among all workers. And how long a \
-                 router then looks for a worker, once a request.",
-                plan.restarts
+                 router then looks for a worker, once a request.{}",
+                plan.restarts,
+                plan.unlisted.map_or_else(String::new, |nodes| format!(
+                    " With {nodes} nodes they did not all list the workers within {} s, and nothing more was measured.",
+                    GIVE_UP.as_secs()
+                ))
             ),
             labels: labels(),
             compared_with: None,
@@ -523,5 +536,6 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
             ]),
             plots: Vec::new(),
         },
-    ]
+    ];
+    sections.into_iter().filter(|section| !section.rows.is_empty()).collect()
 }
