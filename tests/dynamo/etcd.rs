@@ -6,7 +6,8 @@ use lastgasp_protocol::CauseKind;
 use lastgasp_tests::etcd::{Etcd, Record};
 use tempfile::TempDir;
 
-use crate::scene::{Instance, Sink, name, until};
+use crate::notices::name;
+use crate::scene::{Instance, Sink, until};
 
 struct Scene {
     sink: Sink,

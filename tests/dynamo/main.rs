@@ -6,4 +6,6 @@
 
 mod etcd;
 mod folder;
+#[path = "../notices.rs"]
+mod notices;
 mod scene;

@@ -8,12 +8,14 @@ use lastgasp::config::{DynamoBackend, DynamoConfig};
 use lastgasp::core::ProcessId;
 use lastgasp::metrics::Metrics;
 use lastgasp::notify::dynamo::Dynamo;
-use lastgasp::notify::{Lost, Notice, NoticeKind, Notifier, Told};
-use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name, SCHEMA};
-use lastgasp_tests::process::{GIVE_UP, Identity};
+use lastgasp::notify::{NoticeKind, Notifier, Told};
+use lastgasp_protocol::CauseKind;
+use lastgasp_tests::process::Identity;
 use lastgasp_tests::{binaries, process};
 use serde_json::json;
 use tokio::sync::mpsc;
+
+use crate::notices::{self, name};
 
 /// A process that listens on a port, as the worker of an instance does.
 pub(crate) struct Instance {
@@ -97,12 +99,7 @@ impl Sink {
 
     /// These workers are lost for one cause; what was done about them.
     pub(crate) async fn lose(&mut self, workers: &[&str], kind: CauseKind) -> Vec<String> {
-        let lost = |worker: &&str| Lost {
-            worker: name(worker),
-            incarnation: Incarnation::new("a-1-2").unwrap(),
-            cause: Some(Cause::of(kind)),
-        };
-        assert_eq!(self.notifier.out_of_dynamo(&workers.iter().map(lost).collect::<Vec<_>>()), 1);
+        assert_eq!(self.notifier.out_of_dynamo(&notices::lost(workers, kind)), 1);
         let mut done = Vec::new();
         for _ in workers {
             done.push(self.done().await);
@@ -112,24 +109,12 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        tokio::time::timeout(GIVE_UP, self.told.recv()).await.expect("a report").expect("the sink runs").detail
+        notices::done(&mut self.told).await
     }
 
     /// Our own record of the worker stands.
     pub(crate) fn listed(&mut self, worker: &str, event: NoticeKind, epoch: u64) {
-        self.notifier.tell(Notice {
-            schema: SCHEMA,
-            event,
-            at: jiff::Timestamp::now(),
-            node: name("gpu-a"),
-            worker: name(worker),
-            endpoint: String::new(),
-            models: Vec::new(),
-            incarnation: Incarnation::new("a-1-2").unwrap(),
-            epoch,
-            cause: None,
-            certificate: None,
-        });
+        self.notifier.tell(notices::listed(worker, event, epoch));
     }
 
     /// Waits until this has become of the records of so many workers.
@@ -146,8 +131,4 @@ pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
         }
     };
     tokio::time::timeout(process::GIVE_UP, held).await.unwrap_or_else(|_| panic!("{what}"));
-}
-
-pub(crate) fn name(name: &str) -> Name {
-    Name::new(name).unwrap()
 }

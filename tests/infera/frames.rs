@@ -4,7 +4,8 @@ use async_nats::HeaderMap;
 use lastgasp::notify::NoticeKind;
 use lastgasp_protocol::CauseKind;
 
-use crate::sink::{Sink, name};
+use crate::notices::name;
+use crate::sink::Sink;
 use crate::standin::{Wire, cancel_subject, error_frame, request_subject};
 
 const ALPHA: (&str, &str) = ("alpha", "10.0.0.1:8080");

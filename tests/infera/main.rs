@@ -7,6 +7,8 @@
 
 mod etcd;
 mod frames;
+#[path = "../notices.rs"]
+mod notices;
 mod records;
 mod sink;
 mod standin;

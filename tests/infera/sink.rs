@@ -6,13 +6,14 @@ use std::time::Duration;
 use lastgasp::config::{EtcdConfig, InferaConfig, NatsConfig};
 use lastgasp::metrics::Metrics;
 use lastgasp::notify::infera::Infera;
-use lastgasp::notify::{Lost, Notice, NoticeKind, Notifier, Told};
-use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name, SCHEMA};
+use lastgasp::notify::{NoticeKind, Notifier, Told};
+use lastgasp_protocol::CauseKind;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::GIVE_UP;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
+use crate::notices::{self, name};
 use crate::standin::{cancel_subject, request_subject};
 
 /// A running sink that watches some workers.
@@ -92,12 +93,7 @@ impl Sink {
 
     /// These workers are lost for one cause; what was done about them.
     pub(crate) async fn lose(&mut self, workers: &[&str], kind: CauseKind) -> Vec<String> {
-        let lost = |worker: &&str| Lost {
-            worker: name(worker),
-            incarnation: Incarnation::new("a-1-2").unwrap(),
-            cause: Some(Cause::of(kind)),
-        };
-        assert_eq!(self.notifier.lost(&workers.iter().map(lost).collect::<Vec<_>>()), 1);
+        assert_eq!(self.notifier.lost(&notices::lost(workers, kind)), 1);
         let mut done = Vec::new();
         for _ in workers {
             done.push(self.done().await);
@@ -107,32 +103,16 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        tokio::time::timeout(GIVE_UP, self.told.recv()).await.expect("a report").expect("the sink runs").detail
+        notices::done(&mut self.told).await
     }
 
     /// A record of the worker stands.
     pub(crate) fn listed(&mut self, worker: &str, event: NoticeKind, epoch: u64) {
-        self.notifier.tell(Notice {
-            schema: SCHEMA,
-            event,
-            at: jiff::Timestamp::now(),
-            node: name("gpu-a"),
-            worker: name(worker),
-            endpoint: String::new(),
-            models: Vec::new(),
-            incarnation: Incarnation::new("a-1-2").unwrap(),
-            epoch,
-            cause: None,
-            certificate: None,
-        });
+        self.notifier.tell(notices::listed(worker, event, epoch));
     }
 
     pub(crate) fn lost(&self, kind: &str) -> u64 {
         let losses = self.metrics.losses();
         losses.iter().find(|loss| loss.hop == "infera" && loss.kind == kind).map_or(0, |loss| loss.count)
     }
-}
-
-pub(crate) fn name(name: &str) -> Name {
-    Name::new(name).unwrap()
 }

@@ -14,6 +14,7 @@ mod demo;
 mod dependencies;
 mod docs;
 mod faults;
+mod handed;
 mod nats_server;
 mod record_btf;
 mod systems;
