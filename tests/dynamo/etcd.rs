@@ -191,3 +191,30 @@ async fn an_instance_that_names_no_port_goes_by_its_configured_id() {
     sink.listed("alpha", NoticeKind::Serving, 2);
     until("it is back", async || listed(&etcd).await == [(key.to_owned(), value.to_owned(), lease)]).await;
 }
+
+/// Its value was not kept when it was seen, as that of all records of other nodes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd; cargo xtask test fetches it"]
+async fn a_record_that_was_seen_before_its_worker_was_known_comes_back_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(folder.path()).await.unwrap();
+    let mut sink = Sink::of(DynamoBackend::Etcd { url: etcd.url() });
+    let lease = etcd.grant(30).await.unwrap();
+    let key = "v1/instances/dynamo/backend/generate/a";
+    let value = r#"{"type":"Endpoint","instance_id":10,"transport":{"nats_tcp":"dynamo_backend.generate-a"}}"#;
+    etcd.put(key, value, lease).await.unwrap();
+    // What was written later is seen later.
+    let beta = Instance::start(0xb);
+    let beta_lease = register(&etcd, &beta).await;
+    sink.watch("beta", &beta).await;
+
+    sink.notifier.known(&name("alpha"), "", Some(10));
+    sink.knows("alpha", 1).await;
+    assert_eq!(sink.lose(&["alpha"], CauseKind::Hung).await, ["a: 1 records deleted"]);
+    sink.listed("alpha", NoticeKind::Serving, 2);
+
+    let mut whole = records(&[(&beta, beta_lease)]);
+    whole.push((key.to_owned(), value.to_owned(), lease));
+    whole.sort();
+    until("it is back", async || listed(&etcd).await == whole).await;
+}

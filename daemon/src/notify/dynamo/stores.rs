@@ -144,7 +144,9 @@ impl Store {
         match self {
             Self::Etcd(gateway) => {
                 for records in records.chunks(MAX_CHANGES) {
-                    if delete(gateway, records).await? {
+                    // What was nobody's when it was seen has no value, and could not be put back.
+                    let whole = records.iter().all(|record| !record.value.is_empty());
+                    if whole && delete(gateway, records).await? {
                         deleted.extend_from_slice(records);
                         continue;
                     }

@@ -528,9 +528,11 @@ impl Worker {
         self.instances.contains_key(&instance)
     }
 
-    /// It was deleted, as it stands here.
+    /// It was deleted, as it stands here. Without its value there is nothing to put back.
     fn keep(&mut self, record: Record) {
-        self.kept.insert(record.key.clone(), record);
+        if !record.value.is_empty() {
+            self.kept.insert(record.key.clone(), record);
+        }
     }
 
     /// Whether the process behind this instance lives: for one that is configured, as far as is known.
