@@ -199,6 +199,8 @@ struct Supervisor {
     kmsg_off: Option<String>,
     /// Taken when the first scan is over.
     ready: Option<report::Ready>,
+    /// Its ready file, as long as it could not be written.
+    unwritten: Option<report::Unwritten>,
     warnings: Vec<String>,
     /// Set in the pod of one engine.
     sidecar: Option<sidecar::Sidecar>,
@@ -527,6 +529,7 @@ impl Supervisor {
         self.hasten_actions();
         self.forget_workers();
         self.settle_ready();
+        let _ = self.write_ready_file();
         self.publish_status();
     }
 

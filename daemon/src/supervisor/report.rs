@@ -26,6 +26,12 @@ pub(super) struct Ready {
     pub(super) listen: SocketAddr,
 }
 
+/// What the ready file is to say, and could not be made to say yet.
+pub(super) struct Unwritten {
+    file: PathBuf,
+    content: String,
+}
+
 impl Supervisor {
     pub(super) fn publish_soon(&mut self) {
         self.publish_at.get_or_insert_with(|| Instant::now() + SETTLE_STATUS);
@@ -235,19 +241,28 @@ impl Supervisor {
         let Some(Ready { file, listen }) = self.ready.take() else { return };
         tracing::info!(sensor = self.sensor(), workers = self.workers.len(), %listen, "ready");
         if let Some(file) = file {
-            let socket = self.config.status.socket.display().to_string();
-            let ready = serde_json::json!({
+            let content = serde_json::json!({
                 "pid": std::process::id(),
                 "metrics": listen.to_string(),
-                "socket": socket,
+                "socket": self.config.status.socket.display().to_string(),
                 "sensor": self.sensor(),
             });
-            if let Err(error) = write_atomically(&file, ready.to_string().as_bytes()) {
-                tracing::error!(%error, file = %file.display(), "ready file not written");
+            self.unwritten = Some(Unwritten { file, content: content.to_string() });
+            if let Err(error) = self.write_ready_file() {
+                tracing::error!(%error, "ready file not written: it is tried again every second");
             }
         }
         self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));
         self.publish_status();
+    }
+
+    /// Whoever waits for it must not wait for ever because a descriptor was lacking once.
+    pub(super) fn write_ready_file(&mut self) -> std::io::Result<()> {
+        if let Some(Unwritten { file, content }) = &self.unwritten {
+            write_atomically(file, content.as_bytes())?;
+            self.unwritten = None;
+        }
+        Ok(())
     }
 
     /// Sets the gauges that do not change while the daemon runs.

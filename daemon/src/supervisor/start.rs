@@ -331,6 +331,7 @@ async fn main(
         reduced,
         kmsg_off,
         ready: Some(Ready { file: options.ready_file, listen }),
+        unwritten: None,
         warnings: options.warnings,
         sidecar: options.sidecar.map(|options| Sidecar::new(options, proc::monotonic_now())),
         publications: tokio::task::JoinSet::new(),
