@@ -15,11 +15,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use async_nats::HeaderMap;
+use async_nats::jetstream;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{self, LastRawMessageErrorKind, StorageType};
-use async_nats::jetstream::{self, kv};
+use async_nats::jetstream::stream::{self, DiscardPolicy, LastRawMessageErrorKind, StorageType};
 use bytes::Bytes;
 use futures_util::{Stream, TryStreamExt};
 use jiff::Timestamp;
@@ -34,6 +34,11 @@ const MARKER_REASON: &str = "Nats-Marker-Reason";
 /// How long the server keeps the marker of a key that expired. A watcher that was away
 /// longer finds no key and no marker, which means "unknown".
 const MARKER_TTL: Duration = Duration::from_secs(3600);
+
+/// Each daemon is a consumer of two buckets, and each router of two. A stream that says nothing gets 1,000 from
+/// nats-server 2.15 on (`default_max_consumers`; any number below 1 means that default too), and a router that is
+/// started beyond that lists nobody.
+const MAX_CONSUMERS: i32 = 100_000;
 
 /// Why a bucket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -235,17 +240,17 @@ impl Bucket {
         if let Some(bucket) = Self::existing(context, name).await? {
             return Ok(Self { replicas, ..bucket });
         }
-        let config = kv::Config {
-            bucket: name.to_owned(),
-            history: 1,
-            num_replicas: replicas,
-            storage: StorageType::File,
-            limit_markers: Some(MARKER_TTL),
-            ..kv::Config::default()
+        let config = stream::Config { num_replicas: replicas, ..contract(name) };
+        let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };
+        let stream = match context.create_stream(config.clone()).await {
+            // The account has fewer. They may do: then the account says how many.
+            Err(error) if fault::server_code(&error) == Some(ErrorCode::MAXIMUM_CONSUMERS_LIMIT) => {
+                let config = stream::Config { max_consumers: 0, ..config };
+                context.create_stream(config).await.map_err(|error| unavailable(error.into()))?
+            }
+            made => made.map_err(|error| unavailable(error.into()))?,
         };
-        let made = context.create_key_value(config).await;
-        let made = made.map_err(|error| OpenError::Unavailable { bucket: name, source: error.into() })?;
-        Ok(Self { context: context.clone(), name, replicas, stream: made.stream })
+        Ok(Self { context: context.clone(), name, replicas, stream })
     }
 
     /// Opens a bucket that is there, and makes nothing: `None` if there is none.
@@ -432,6 +437,27 @@ fn value(headers: &HeaderMap, payload: &Bytes) -> Value {
         Value::Deleted
     } else {
         Value::Put(payload.clone())
+    }
+}
+
+/// The stream of a bucket (NATS ADR-8), as the key-value calls of async-nats 0.51 make it, but for the consumers.
+fn contract(name: &str) -> stream::Config {
+    stream::Config {
+        name: format!("KV_{name}"),
+        subjects: vec![format!("$KV.{name}.>")],
+        max_messages_per_subject: 1,
+        max_consumers: MAX_CONSUMERS,
+        max_messages: -1,
+        max_bytes: -1,
+        max_message_size: -1,
+        discard: DiscardPolicy::New,
+        storage: StorageType::File,
+        allow_rollup: true,
+        allow_direct: true,
+        deny_delete: true,
+        allow_message_ttl: true,
+        subject_delete_marker_ttl: Some(MARKER_TTL),
+        ..stream::Config::default()
     }
 }
 

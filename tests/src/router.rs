@@ -1,7 +1,7 @@
 //! A `lastgasp-router` under a test.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lastgasp_protocol::Incarnation;
@@ -59,7 +59,7 @@ impl Router {
     ///
     /// As for [`Self::start`].
     pub async fn start_with(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
-        let ready_file = folder.join(format!("{name}.ready.json"));
+        let ready_file = ready_file(name, folder);
         let _ = std::fs::remove_file(&ready_file);
         let mut process = launch(name, arguments, folder)?;
         let ready: Ready = process.ready_file(&ready_file).await?;
@@ -72,7 +72,8 @@ impl Router {
     ///
     /// It is not built.
     pub fn start_unready(name: &str, nats_url: &str, folder: &Path) -> Result<Unready, HarnessError> {
-        launch(name, &["--nats", nats_url, "--migration-limit", "0"], folder).map(|process| Unready { process })
+        let process = launch(name, &["--nats", nats_url, "--migration-limit", "0"], folder)?;
+        Ok(Unready { process, ready_file: ready_file(name, folder) })
     }
 
     /// Sends a streaming request.
@@ -171,9 +172,20 @@ impl Router {
 pub struct Unready {
     /// The process.
     pub process: Process,
+    ready_file: PathBuf,
 }
 
 impl Unready {
+    /// Waits until it has what it lacked.
+    ///
+    /// # Errors
+    ///
+    /// It ends before, or does not get it.
+    pub async fn ready(mut self) -> Result<Router, HarnessError> {
+        let ready: Ready = self.process.ready_file(&self.ready_file).await?;
+        Ok(Router { process: self.process, address: ready.listen })
+    }
+
     /// Waits until its log has this text.
     ///
     /// # Errors
@@ -191,10 +203,14 @@ impl Unready {
     }
 }
 
+fn ready_file(name: &str, folder: &Path) -> PathBuf {
+    folder.join(format!("{name}.ready.json"))
+}
+
 fn launch(name: &str, arguments: &[&str], folder: &Path) -> Result<Process, HarnessError> {
     let mut command = Command::new(binaries::find("lastgasp-router")?);
     command.args(["--listen", "127.0.0.1:0", "--name", name]).args(arguments);
     command.args(["--log", "info,lastgasp_router=debug"]);
-    command.arg("--ready-file").arg(folder.join(format!("{name}.ready.json")));
+    command.arg("--ready-file").arg(ready_file(name, folder));
     Process::spawn(name, command, folder)
 }

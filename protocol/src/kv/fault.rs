@@ -31,6 +31,8 @@ pub enum Fault {
     Replicas,
     /// There is no room to write to.
     StoreFull,
+    /// A bucket may have no more consumers: whoever comes now cannot follow it.
+    ConsumerLimit,
     /// The server is there but does not answer in time, or a stream has no leader.
     NoAnswer,
     /// The server refused for another reason.
@@ -39,7 +41,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unreachable,
         Self::LoginRefused,
         Self::NotPermitted,
@@ -48,6 +50,7 @@ impl Fault {
         Self::Misshapen,
         Self::Replicas,
         Self::StoreFull,
+        Self::ConsumerLimit,
         Self::NoAnswer,
         Self::Refused,
     ];
@@ -64,6 +67,7 @@ impl Fault {
             Self::Misshapen => "misshapen",
             Self::Replicas => "replicas",
             Self::StoreFull => "store_full",
+            Self::ConsumerLimit => "consumer_limit",
             Self::NoAnswer => "no_answer",
             Self::Refused => "refused",
         }
@@ -86,6 +90,10 @@ impl Fault {
                  are needed"
             }
             Self::StoreFull => "give JetStream more room (max_file_store, or the account's limit), or delete streams",
+            Self::ConsumerLimit => {
+                "`nats stream edit KV_NAME --max-consumers N`, above the number of daemons and routers; or raise the \
+                 account's max_consumers"
+            }
             Self::NoAnswer => {
                 "see whether nats-server is overloaded and every stream has a leader (`nats stream report`)"
             }
@@ -118,6 +126,7 @@ impl Fault {
             | ErrorCode::STREAM_STORE_FAILED
             | ErrorCode::MAXIMUM_STREAMS_LIMIT
             | ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED => Self::StoreFull,
+            ErrorCode::MAXIMUM_CONSUMERS_LIMIT => Self::ConsumerLimit,
             ErrorCode::CLUSTER_NOT_AVAILABLE
             | ErrorCode::STREAM_OFFLINE
             | ErrorCode::STREAM_NOT_FOUND

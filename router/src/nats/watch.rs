@@ -31,13 +31,13 @@ trait Reader {
 
 /// Keeps the workers as the bucket has them. `listing` becomes true after the first listing.
 pub(super) async fn workers(link: Link, listing: latest::Sender<bool>) {
-    let reader = Workers { link: link.clone(), listing, present: HashSet::new() };
+    let reader = Workers { link: link.clone(), listing, present: None };
     follow(link, WORKERS_BUCKET, reader).await;
 }
 
 /// Keeps the node leases as the bucket has them.
 pub(super) async fn nodes(link: Link) {
-    let reader = Nodes { link: link.clone(), present: Vec::new() };
+    let reader = Nodes { link: link.clone(), present: None };
     follow(link, NODES_BUCKET, reader).await;
 }
 
@@ -107,8 +107,8 @@ async fn once(
 struct Workers {
     link: Link,
     listing: latest::Sender<bool>,
-    /// Keys that were found by the listing under way.
-    present: HashSet<String>,
+    /// Keys that were found by the listing, while it is under way.
+    present: Option<HashSet<String>>,
 }
 
 impl Workers {
@@ -125,7 +125,7 @@ impl Workers {
 
 impl Reader for Workers {
     fn begin(&mut self) {
-        self.present.clear();
+        self.present = Some(HashSet::new());
         self.link.proxy.workers.relisting();
     }
 
@@ -156,27 +156,33 @@ impl Reader for Workers {
                 workers.deleted(&key, revision);
             }
             Value::Expired => {
-                warn!(key, revision, "record expired: no new work for this worker");
-                workers.unknown(&key);
+                if workers.expired(&key) {
+                    warn!(key, revision, "record expired: no new work for this worker");
+                }
             }
         }
-        self.present.insert(key);
+        if let Some(present) = &mut self.present {
+            present.insert(key);
+        }
     }
 
     fn listed(&mut self) {
-        self.link.proxy.workers.listed(&self.present);
+        if let Some(present) = self.present.take() {
+            self.link.proxy.workers.listed(&present);
+        }
         self.listing.send_replace(true);
     }
 }
 
 struct Nodes {
     link: Link,
-    present: Vec<Name>,
+    /// Nodes that were found by the listing, while it is under way.
+    present: Option<HashSet<Name>>,
 }
 
 impl Reader for Nodes {
     fn begin(&mut self) {
-        self.present.clear();
+        self.present = Some(HashSet::new());
     }
 
     fn entry(&mut self, entry: Entry) {
@@ -186,7 +192,9 @@ impl Reader for Nodes {
             Value::Put(value) => match NodeLease::parse(&value) {
                 Ok(lease) if lease.node == node => {
                     workers.lease_renewed(node.clone());
-                    self.present.push(node);
+                    if let Some(present) = &mut self.present {
+                        present.insert(node);
+                    }
                 }
                 refused => {
                     let label = refused.map_or_else(|error| error.label(), |_| "misplaced");
@@ -202,7 +210,8 @@ impl Reader for Nodes {
     }
 
     fn listed(&mut self) {
-        self.link.proxy.workers.leases_listed(&self.present);
-        self.present.clear();
+        if let Some(present) = self.present.take() {
+            self.link.proxy.workers.leases_listed(&present);
+        }
     }
 }

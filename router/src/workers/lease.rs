@@ -3,7 +3,7 @@
 //! A lapse only ever costs a worker new work. It is not believed for two TTLs after the
 //! router's own reconnect, nor when more than half of all leases lapse at once: then it was NATS.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use lastgasp_protocol::Name;
@@ -36,14 +36,13 @@ impl Leases {
     }
 
     pub(crate) fn lapsed(&mut self, node: Name, now: Instant) {
+        self.nodes.retain(|_, lapse| !is_forgotten(*lapse, now));
         self.nodes.entry(node).or_default().get_or_insert(now);
     }
 
     /// Every known node that is not among `present` has lapsed. Those that went long ago are forgotten.
-    pub(crate) fn listed(&mut self, present: &[Name], now: Instant) {
-        self.nodes.retain(|node, lapse| {
-            present.contains(node) || lapse.is_none_or(|at| now.saturating_duration_since(at) < FORGOTTEN)
-        });
+    pub(crate) fn listed(&mut self, present: &HashSet<Name>, now: Instant) {
+        self.nodes.retain(|node, lapse| present.contains(node) || !is_forgotten(*lapse, now));
         for (node, lapse) in &mut self.nodes {
             if !present.contains(node) {
                 lapse.get_or_insert(now);
@@ -68,6 +67,10 @@ impl Leases {
         let known = self.nodes.values().filter(there).count();
         together * 2 <= known
     }
+}
+
+fn is_forgotten(lapse: Option<Instant>, now: Instant) -> bool {
+    lapse.is_some_and(|at| now.saturating_duration_since(at) >= FORGOTTEN)
 }
 
 #[cfg(test)]
@@ -134,7 +137,16 @@ mod tests {
     fn when_most_lapse_together_it_was_nats() {
         let start = Instant::now();
         let mut leases = leases(&["a", "b", "c"], start);
-        leases.listed(&[name("c")], start + TTL * 2);
+        leases.listed(&HashSet::from([name("c")]), start + TTL * 2);
         assert!(!leases.is_lapsed(&name("a"), start + TTL * 3));
+    }
+
+    #[test]
+    fn nodes_that_went_a_day_ago_are_forgotten() {
+        let start = Instant::now();
+        let mut leases = leases(&["a", "b", "c"], start);
+        leases.lapsed(name("a"), start + TTL);
+        leases.lapsed(name("b"), start + TTL + FORGOTTEN);
+        assert_eq!(leases.nodes.len(), 2, "{leases:?}");
     }
 }

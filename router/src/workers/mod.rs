@@ -239,12 +239,32 @@ impl Workers {
         }
     }
 
-    /// A record's TTL ran out, or it cannot be read.
+    /// A record cannot be read.
     pub fn unknown(&self, key: &str) {
         if let Some(slot) = self.lock().slots.get_mut(key)
             && slot.standing == Standing::Listed
         {
             slot.standing = Standing::Unknown;
+        }
+    }
+
+    /// The TTL of a record ran out, or that of the tombstone of one. Returns whether it was a record, of a
+    /// worker that gets no new work from now on.
+    pub fn expired(&self, key: &str) -> bool {
+        let mut inner = self.lock();
+        let Some(slot) = inner.slots.get_mut(key) else { return false };
+        match slot.standing {
+            Standing::Listed | Standing::Unknown => {
+                slot.standing = Standing::Unknown;
+                true
+            }
+            // Where each pod is a worker, there are thousands in a month: nobody asks for these any more.
+            Standing::Withdrawn | Standing::Gone => {
+                if slot.listing.in_flight() == 0 {
+                    inner.slots.swap_remove(key);
+                }
+                false
+            }
         }
     }
 
@@ -445,7 +465,7 @@ impl Workers {
     }
 
     /// All leases were listed.
-    pub fn leases_listed(&self, present: &[Name]) {
+    pub fn leases_listed(&self, present: &HashSet<Name>) {
         self.lock().leases.listed(present, Instant::now());
     }
 }

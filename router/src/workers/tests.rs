@@ -140,6 +140,30 @@ fn what_is_absent_without_a_word_gets_no_work_and_keeps_its_streams() {
 }
 
 #[test]
+fn what_was_withdrawn_is_forgotten_with_its_tombstone() {
+    let workers = workers(&[("a", "1", 1), ("b", "1", 1), ("c", "1", 1)]);
+    let ticket = workers.choose("m", &[], true).unwrap();
+    let busy = ticket.listing().key.worker.to_string();
+    for (worker, revision) in [("a", 4), ("b", 5)] {
+        workers.deleted(&format!("n.{worker}"), revision);
+    }
+    workers.signal(&signal(Action::Move, Mode::Lost, &[("c", "1", 1)]));
+    for worker in ["a", "b", "c"] {
+        assert!(!workers.expired(&format!("n.{worker}")), "no record of a living worker expired");
+    }
+    let left: Vec<String> = workers.view().into_iter().map(|view| view.worker).collect();
+    assert_eq!(left, [format!("n/{busy}")], "it has a stream yet");
+}
+
+#[test]
+fn a_record_that_expires_gets_no_work_and_is_kept() {
+    let workers = workers(&[("a", "1", 1)]);
+    assert!(workers.expired("n.a"));
+    assert_eq!(chosen(&workers), None);
+    assert_eq!(workers.view().len(), 1);
+}
+
+#[test]
 fn a_drain_that_nobody_ends_is_over_at_its_deadline() {
     let workers = workers(&[("a", "1", 1)]);
     let ticket = workers.choose("m", &[], true).unwrap();

@@ -5,6 +5,7 @@ mod stage;
 mod ack_lost;
 mod bucket_deleted;
 mod bucket_purged;
+mod consumer_limit;
 mod full_store;
 mod hung_server;
 mod jetstream_off;

@@ -1,0 +1,78 @@
+//! A stream may have only so many consumers: a thousand, if nobody says otherwise, from nats-server 2.15 on.
+//! Each daemon is one, and each router.
+
+use async_nats::jetstream::{kv, stream};
+use lastgasp_protocol::WORKERS_BUCKET;
+use lastgasp_tests::matrix;
+use lastgasp_tests::nats::{Nats, Options};
+use lastgasp_tests::router::Router;
+
+use super::stage::{Record, SERVING, Stage};
+
+/// A server with this configuration.
+async fn server(folder: &std::path::Path, config: &str) -> Nats {
+    let file = folder.join("limited.conf");
+    std::fs::write(&file, config).unwrap();
+    Nats::start_with(folder, Options { config: Some(file), ..Options::default() }).await.unwrap()
+}
+
+#[tokio::test]
+async fn that_of_the_server_is_not_that_of_our_buckets() {
+    let folder = tempfile::tempdir().unwrap();
+    let nats = server(folder.path(), "jetstream { limits { default_max_consumers: 1 } }").await;
+    let stage = Stage::at(&nats.url()).await;
+    for name in ["router-1", "router-2"] {
+        let router = Router::start(name, &nats.url(), 3, stage.folder.path()).await.unwrap();
+        router.shows(SERVING, 2.0).await.unwrap();
+    }
+    matrix::row(
+        "the server allows a stream one consumer (default_max_consumers)",
+        "our buckets say how many they need: a daemon and two routers follow them",
+        "both routers list all workers",
+    );
+}
+
+#[tokio::test]
+async fn that_of_the_account_is_gone_along_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let account =
+        "accounts { A { jetstream { max_consumers: 50 }, users: [{ user: a, password: a }] } }, no_auth_user: a";
+    let nats = server(folder.path(), account).await;
+    let _stage = Stage::at(&nats.url()).await;
+    let book = Record::book(&nats.jetstream().await.unwrap()).await;
+    for worker in ["alpha", "beta"] {
+        book.stands(worker).await;
+    }
+    matrix::row(
+        "the account may have fewer consumers than our buckets ask for",
+        "the buckets are made without a number of their own",
+        "all workers listed",
+    );
+}
+
+#[tokio::test]
+async fn a_router_too_many_is_told_and_lists_once_there_may_be_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let nats = Nats::start(folder.path()).await.unwrap();
+    let context = nats.jetstream().await.unwrap();
+    let marker = Some(std::time::Duration::from_secs(3600));
+    let made = kv::Config { bucket: WORKERS_BUCKET.into(), history: 1, limit_markers: marker, ..kv::Config::default() };
+    let made = context.create_key_value(made).await.unwrap();
+    let config = made.stream.cached_info().config.clone();
+    context.update_stream(stream::Config { max_consumers: 1, ..config.clone() }).await.unwrap();
+    let stage = Stage::at(&nats.url()).await;
+    let book = Record::book(&context).await;
+    book.stands("alpha").await;
+
+    let router = Router::start_unready("router-1", &nats.url(), stage.folder.path()).unwrap();
+    router.says("--max-consumers").await.unwrap();
+    // What the fix says.
+    context.update_stream(stream::Config { max_consumers: 100, ..config }).await.unwrap();
+    let router = router.ready().await.unwrap();
+    router.shows(SERVING, 2.0).await.unwrap();
+    matrix::row(
+        "the workers' bucket has all the consumers that it may have, and a router starts",
+        "said with the fix; it lists once there may be more",
+        "consumer_limit in the log, all workers listed after `nats stream edit`",
+    );
+}
