@@ -79,11 +79,7 @@ impl Channel {
 impl<'a> Chunk<'a> {
     /// Reads a chunk; `None` if it is not one.
     pub(crate) fn parse(data: &'a str) -> Option<Self> {
-        let top = Object::parse(data)?;
-        let choices = match top.parsed("choices") {
-            Some(text) => json::elements(text)?.into_iter().map(Object::parse).collect::<Option<Vec<_>>>()?,
-            None => Vec::new(),
-        };
+        let (top, choices) = json::object_and_list(data, "choices")?;
         Some(Self { top, choices })
     }
 
@@ -162,21 +158,19 @@ impl<'a> Chunk<'a> {
         found
     }
 
-    /// The chunk as JSON, with the choices as they are now.
-    pub(crate) fn into_text(mut self) -> String {
-        if self.top.raw("choices").is_some() || !self.choices.is_empty() {
-            let mut choices = String::with_capacity(256);
-            choices.push('[');
+    /// Appends the chunk as JSON, with the choices as they are now.
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        let list = |out: &mut Vec<u8>| {
+            out.push(b'[');
             for (at, choice) in self.choices.iter().enumerate() {
                 if at > 0 {
-                    choices.push(',');
+                    out.push(b',');
                 }
-                choice.write(&mut choices);
+                choice.write(out, json::NOTHING_ELSE);
             }
-            choices.push(']');
-            self.top.set("choices", choices);
-        }
-        self.top.to_text()
+            out.push(b']');
+        };
+        self.top.write(out, Some(("choices", list)));
     }
 }
 

@@ -8,6 +8,9 @@ use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+/// For [`Object::write`]: every member stands for itself.
+pub(crate) const NOTHING_ELSE: Option<(&str, fn(&mut Vec<u8>))> = None;
+
 /// Members in their order; values are JSON text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Object<'a> {
@@ -63,37 +66,52 @@ impl<'a> Object<'a> {
         self.members.is_empty()
     }
 
-    /// The object as JSON, without spaces between members.
-    pub(crate) fn write(&self, out: &mut String) {
-        out.push('{');
+    /// Appends the object as JSON, without spaces between members. `list` appends what stands for the member of
+    /// that name.
+    pub(crate) fn write(&self, out: &mut Vec<u8>, list: Option<(&str, impl FnOnce(&mut Vec<u8>))>) {
+        let mut list = list;
+        out.push(b'{');
         for (at, (key, value)) in self.members.iter().enumerate() {
             if at > 0 {
-                out.push(',');
+                out.push(b',');
             }
             write_key(key, out);
-            out.push(':');
-            out.push_str(value);
+            out.push(b':');
+            match list.take_if(|(name, _)| name == key) {
+                Some((_, write)) => write(out),
+                None => out.extend_from_slice(value.as_bytes()),
+            }
         }
-        out.push('}');
+        out.push(b'}');
     }
 
     pub(crate) fn to_text(&self) -> String {
         let length: usize = self.members.iter().map(|(key, value)| key.len() + value.len() + 4).sum();
-        let mut out = String::with_capacity(length + 2);
-        self.write(&mut out);
-        out
+        let mut out = Vec::with_capacity(length + 2);
+        self.write(&mut out, NOTHING_ELSE);
+        String::from_utf8(out).expect("it is put together of strings")
     }
 }
 
-/// Every chunk has a dozen keys, and none of them has anything to be escaped.
-fn write_key(key: &str, out: &mut String) {
-    if key.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
-        out.push('"');
-        out.push_str(key);
-        out.push('"');
-    } else {
-        out.push_str(&text(key));
+/// A key that is borrowed had no escapes where it stood, or is one of our own, so it needs none.
+fn write_key(key: &Cow<'_, str>, out: &mut Vec<u8>) {
+    match key {
+        Cow::Borrowed(key) => {
+            out.push(b'"');
+            out.extend_from_slice(key.as_bytes());
+            out.push(b'"');
+        }
+        Cow::Owned(key) => out.extend_from_slice(text(key).as_bytes()),
     }
+}
+
+/// An object, and the objects of the list that is its member `key`, in one pass over the text. In the object
+/// itself stands an empty text for the list, unless it was null. `None` for any other text.
+pub(crate) fn object_and_list<'a>(text: &'a str, key: &'static str) -> Option<(Object<'a>, Vec<Object<'a>>)> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let found = deserializer.deserialize_map(WithList(key)).ok()?;
+    deserializer.end().ok()?;
+    Some(found)
 }
 
 /// A list of JSON texts, borrowed from the input.
@@ -125,6 +143,30 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
             }
         }
         deserializer.deserialize_map(Members)
+    }
+}
+
+/// An object whose member of this name is a list of objects.
+struct WithList(&'static str);
+
+impl<'de> Visitor<'de> for WithList {
+    type Value = (Object<'de>, Vec<Object<'de>>);
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object whose `{}` is a list of objects", self.0)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut list = None;
+        let mut members = Vec::with_capacity(8);
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            let value = if list.is_none() && key == self.0 {
+                list = Some(map.next_value::<Option<Vec<Object<'de>>>>()?);
+                if matches!(list, Some(Some(_))) { "" } else { "null" }
+            } else {
+                map.next_value::<&'de RawValue>()?.get()
+            };
+            members.push((key, Cow::Borrowed(value)));
+        }
+        Ok((Object { members }, list.flatten().unwrap_or_default()))
     }
 }
 

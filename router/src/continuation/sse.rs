@@ -100,7 +100,7 @@ impl Parser {
 }
 
 fn memchr_line_end(bytes: &[u8]) -> Option<usize> {
-    bytes.iter().position(|&byte| byte == b'\n' || byte == b'\r')
+    memchr::memchr2(b'\n', b'\r', bytes)
 }
 
 fn understand(raw: Bytes, skip: usize) -> Event {

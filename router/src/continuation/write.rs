@@ -2,14 +2,21 @@
 
 use serde_json::json;
 
-/// Appends a `data` event. JSON has line ends only between tokens, where a space does as well.
+/// Appends a `data` event with this JSON.
 pub(crate) fn data(out: &mut Vec<u8>, json: &str) {
-    out.reserve(json.len() + 8);
+    data_by(out, |out| out.extend_from_slice(json.as_bytes()));
+}
+
+/// Appends a `data` event with the JSON that `write` appends, which has line ends only between tokens, where a
+/// space does as well.
+pub(crate) fn data_by(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(b"data: ");
     let begin = out.len();
-    out.extend_from_slice(json.as_bytes());
-    for byte in out[begin..].iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
-        *byte = b' ';
+    write(out);
+    let mut at = begin;
+    while let Some(found) = memchr::memchr2(b'\n', b'\r', &out[at..]) {
+        at += found;
+        out[at] = b' ';
     }
     out.extend_from_slice(b"\n\n");
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::chunk::Channel;
+use super::chunk::{Channel, Chunk};
 use super::envelope::Envelope;
 use super::request::{Endpoint, Engine, Prompt, Request};
 use super::resend::{self, Carried, Exactness, Outgoing, Refusal, Target};
@@ -385,13 +385,11 @@ impl Continuation {
         (self.shown_tokens() >= budget).then_some(("length", None))
     }
 
-    fn emit(&mut self, event: &Event, changed: Option<String>, out: &mut Vec<u8>) {
+    /// Passes an event on: the chunk that was made of it, if it was changed, or as it came.
+    fn emit(&mut self, event: &Event, changed: Option<&Chunk<'_>>, out: &mut Vec<u8>) {
         self.sent = true;
         self.sent_offset = self.seen_offset;
-        match changed {
-            Some(json) => write::data(out, &json),
-            None => out.extend_from_slice(&event.raw),
-        }
+        pass(event, changed, out);
     }
 
     /// Lets go what was held: its ids are certain, or no longer matter.
@@ -420,5 +418,12 @@ impl Continuation {
         }
         self.refusal.get_or_insert(Unmovable::UnparsableChunk);
         Progress::Broken(Broken::Unreadable)
+    }
+}
+
+fn pass(event: &Event, changed: Option<&Chunk<'_>>, out: &mut Vec<u8>) {
+    match changed {
+        Some(chunk) => write::data_by(out, |out| chunk.write(out)),
+        None => out.extend_from_slice(&event.raw),
     }
 }

@@ -5,8 +5,7 @@ use super::super::json::{Object, text};
 use super::super::leak;
 use super::super::sse::Event;
 use super::super::unmovable::Unmovable;
-use super::super::write;
-use super::{Broken, Continuation, Progress};
+use super::{Broken, Continuation, Progress, pass};
 
 impl Continuation {
     pub(super) fn event(&mut self, event: &Event, out: &mut Vec<u8>) -> Progress {
@@ -62,7 +61,7 @@ impl Continuation {
                 self.uncounted += 1;
                 self.leg.begun = true;
                 let changed = self.unify(&mut chunk);
-                self.emit(event, changed.then(|| chunk.into_text()), out);
+                self.emit(event, changed.then_some(&chunk), out);
                 Progress::Going
             }
         }
@@ -82,7 +81,7 @@ impl Continuation {
         }
         let changed = self.unify(&mut chunk);
         self.flush(out);
-        self.emit(event, changed.then(|| chunk.into_text()), out);
+        self.emit(event, changed.then_some(&chunk), out);
         Progress::Going
     }
 
@@ -235,13 +234,10 @@ impl Continuation {
             chunk.choices[0].set("stop_reason", text(stop));
             changed = true;
         }
-        let changed = changed.then(|| chunk.into_text());
+        let changed = changed.then_some(&chunk);
         if hold {
             let mut held = std::mem::take(&mut self.held);
-            match changed {
-                Some(json) => write::data(&mut held, &json),
-                None => held.extend_from_slice(&event.raw),
-            }
+            pass(event, changed, &mut held);
             self.held = held;
             return Progress::Going;
         }
