@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,9 @@ Examples:
   cargo xtask systems            all of them, some hours with the downloads
   cargo xtask systems dynamo     only tests whose name contains this; the other rows stay
   cargo xtask systems --runs 3   fewer repetitions
+  cargo xtask systems --from dynamo.jsonl
+                                 nothing is measured: rows that were measured elsewhere, by the tests
+                                 with LASTGASP_SYSTEMS=dynamo.jsonl, take the place of those there are
 
   LASTGASP_INFERA_SRC=/src/Infera cargo xtask systems infera
                                  Infera, from a checkout; without one its rows stay
@@ -33,6 +36,9 @@ pub(crate) struct Arguments {
     /// How often each fault is repeated.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
+    /// Writes the table anew with the rows of this file, and measures nothing.
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
+    from: Vec<PathBuf>,
 }
 
 /// What one fault did to one stream.
@@ -70,6 +76,11 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
 
 /// Whether every test ended well.
 fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
+    if !arguments.from.is_empty() {
+        let cells: Vec<Vec<Cell>> = arguments.from.iter().map(|file| given(file)).collect::<Result<_, _>>()?;
+        write(false, cells.concat())?;
+        return Ok(true);
+    }
     if !tools::is_root() {
         return Err("these tests need root".into());
     }
@@ -86,16 +97,23 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     peers.env("LASTGASP_SYSTEMS_RUNS", arguments.runs.to_string());
     let well = tools::step("measure", &mut peers).is_ok();
 
-    let kept = tools::workspace().join("docs/systems.jsonl");
     // After a whole run nothing is left of what was measured before, as of an older version.
-    let older = if well && arguments.name.is_none() { Vec::new() } else { read(&kept)? };
-    let cells = merged(older, read(&lines)?);
+    write(well && arguments.name.is_none(), read(&lines)?)?;
+    Ok(well)
+}
+
+/// Writes table and lines: these cells, and those that were there before unless they are about the same, or
+/// all are to go.
+fn write(instead: bool, fresh: Vec<Cell>) -> Result<(), Box<dyn std::error::Error>> {
+    let kept = tools::workspace().join("docs/systems.jsonl");
+    let older = if instead { Vec::new() } else { read(&kept)? };
+    let cells = merged(older, fresh);
     let text: Vec<String> = cells.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     std::fs::write(&kept, text.join("\n") + "\n")?;
     let document = tools::workspace().join("docs/systems.md");
     std::fs::write(&document, render(&cells))?;
     println!("{} is written", document.display());
-    Ok(well)
+    Ok(())
 }
 
 /// Runs the tests beside large third-party systems, one after the other: they are measured.
@@ -108,12 +126,18 @@ pub(crate) fn peers() -> Result<Command, Box<dyn std::error::Error>> {
     Ok(peers)
 }
 
+/// Nothing, if there is no such file yet.
 fn read(path: &Path) -> Result<Vec<Cell>, Box<dyn std::error::Error>> {
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let text = std::fs::read_to_string(path)?;
-    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    if path.exists() { given(path) } else { Ok(Vec::new()) }
+}
+
+fn given(path: &Path) -> Result<Vec<Cell>, Box<dyn std::error::Error>> {
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    let lines = text.lines().enumerate();
+    let cells = lines
+        .map(|(at, line)| serde_json::from_str(line).map_err(|error| named(&format_args!("line {}: {error}", at + 1))));
+    Ok(cells.collect::<Result<_, _>>()?)
 }
 
 /// `fresh` in place of those of `kept` that are about the same, in the order of the names.

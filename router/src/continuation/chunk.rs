@@ -160,17 +160,19 @@ impl<'a> Chunk<'a> {
 
     /// Appends the chunk as JSON, with the choices as they are now.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        let list = |out: &mut Vec<u8>| {
+        self.top.write_by(out, |key, value, out| {
+            if key != "choices" {
+                return out.extend_from_slice(value.as_bytes());
+            }
             out.push(b'[');
             for (at, choice) in self.choices.iter().enumerate() {
                 if at > 0 {
                     out.push(b',');
                 }
-                choice.write(out, json::NOTHING_ELSE);
+                choice.write(out);
             }
             out.push(b']');
-        };
-        self.top.write(out, Some(("choices", list)));
+        });
     }
 }
 

@@ -8,9 +8,6 @@ use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-/// For [`Object::write`]: every member stands for itself.
-pub(crate) const NOTHING_ELSE: Option<(&str, fn(&mut Vec<u8>))> = None;
-
 /// Members in their order; values are JSON text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Object<'a> {
@@ -66,42 +63,39 @@ impl<'a> Object<'a> {
         self.members.is_empty()
     }
 
-    /// Appends the object as JSON, without spaces between members. `list` appends what stands for the member of
-    /// that name.
-    pub(crate) fn write(&self, out: &mut Vec<u8>, list: Option<(&str, impl FnOnce(&mut Vec<u8>))>) {
-        let mut list = list;
+    /// Appends the object as JSON, without spaces between members; `value` appends the value of each, of which it
+    /// is told the key and the text.
+    pub(crate) fn write_by(&self, out: &mut Vec<u8>, value: impl Fn(&str, &str, &mut Vec<u8>)) {
         out.push(b'{');
-        for (at, (key, value)) in self.members.iter().enumerate() {
+        for (at, (key, text)) in self.members.iter().enumerate() {
             if at > 0 {
                 out.push(b',');
             }
-            write_key(key, out);
-            out.push(b':');
-            match list.take_if(|(name, _)| name == key) {
-                Some((_, write)) => write(out),
-                None => out.extend_from_slice(value.as_bytes()),
+            match key {
+                // It had no escapes where it stood, or is one of our own, so it needs none.
+                Cow::Borrowed(key) => {
+                    out.push(b'"');
+                    out.extend_from_slice(key.as_bytes());
+                    out.push(b'"');
+                }
+                Cow::Owned(key) => out.extend_from_slice(self::text(key).as_bytes()),
             }
+            out.push(b':');
+            value(key, text, out);
         }
         out.push(b'}');
+    }
+
+    /// Appends the object as JSON, without spaces between members.
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        self.write_by(out, |_, value, out| out.extend_from_slice(value.as_bytes()));
     }
 
     pub(crate) fn to_text(&self) -> String {
         let length: usize = self.members.iter().map(|(key, value)| key.len() + value.len() + 4).sum();
         let mut out = Vec::with_capacity(length + 2);
-        self.write(&mut out, NOTHING_ELSE);
+        self.write(&mut out);
         String::from_utf8(out).expect("it is put together of strings")
-    }
-}
-
-/// A key that is borrowed had no escapes where it stood, or is one of our own, so it needs none.
-fn write_key(key: &Cow<'_, str>, out: &mut Vec<u8>) {
-    match key {
-        Cow::Borrowed(key) => {
-            out.push(b'"');
-            out.extend_from_slice(key.as_bytes());
-            out.push(b'"');
-        }
-        Cow::Owned(key) => out.extend_from_slice(text(key).as_bytes()),
     }
 }
 
