@@ -276,6 +276,24 @@ impl Bucket {
         Self::open(&self.context, self.name, self.replicas).await.map(drop)
     }
 
+    /// Lets a bucket that an earlier version made, or a person, have as many consumers as one that is made now.
+    /// A number that somebody has chosen stays.
+    ///
+    /// # Errors
+    /// The server does not answer, or this user may not.
+    pub async fn admit_consumers(&self) -> Result<(), async_nats::Error> {
+        let config = &self.stream.cached_info().config;
+        // Servers before 2.15 allow any number, and not all of them can change it.
+        if config.max_consumers > 0 || !self.context.client().is_server_compatible(2, 15, 0) {
+            return Ok(());
+        }
+        match self.context.update_stream(stream::Config { max_consumers: MAX_CONSUMERS, ..config.clone() }).await {
+            // The account says how many.
+            Err(error) if fault::server_code(&error) == Some(ErrorCode::MAXIMUM_CONSUMERS_LIMIT) => Ok(()),
+            changed => Ok(changed.map(drop)?),
+        }
+    }
+
     /// The name, as `nats kv ls` shows it.
     #[must_use]
     pub const fn name(&self) -> &'static str {

@@ -232,13 +232,17 @@ async fn inspect(
     Some(buckets)
 }
 
-/// Makes what is missing, once: for a user that may, before daemons that may not.
+/// Makes what is missing, and lets what is there have enough consumers: for a user that may, before daemons that
+/// may not.
 ///
 /// # Errors
 /// The server does not answer or refuses, or something of another shape is there.
 pub async fn create(client: Client, replicas: usize) -> Result<(), async_nats::Error> {
     let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client);
-    try_open(&context, replicas).await?;
+    let Buckets { workers, nodes, routers } = try_open(&context, replicas).await?;
+    for bucket in [workers, nodes, routers] {
+        bucket.admit_consumers().await?;
+    }
     open_deaths(&context, replicas).await
 }
 

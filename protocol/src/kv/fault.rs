@@ -91,8 +91,8 @@ impl Fault {
             }
             Self::StoreFull => "give JetStream more room (max_file_store, or the account's limit), or delete streams",
             Self::ConsumerLimit => {
-                "`nats stream edit KV_NAME --max-consumers N`, above the number of daemons and routers; or raise the \
-                 account's max_consumers"
+                "run `lastgasp create-buckets` as a user that may; or `nats stream edit KV_NAME --max-consumers N`, \
+                 above the number of daemons and routers; or raise the account's max_consumers"
             }
             Self::NoAnswer => {
                 "see whether nats-server is overloaded and every stream has a leader (`nats stream report`)"
