@@ -35,6 +35,10 @@ const MARKER_REASON: &str = "Nats-Marker-Reason";
 /// longer finds no key and no marker, which means "unknown".
 const MARKER_TTL: Duration = Duration::from_secs(3600);
 
+/// Longest wait for an acknowledgement, after which a write is read and tried again. async-nats 0.51 waits for 5 s by
+/// itself, and a lease that lasts 6 s could not be renewed after a single one that was lost.
+const ACKNOWLEDGEMENT: Duration = Duration::from_secs(2);
+
 /// Each daemon is a consumer of two buckets, and each router of two. A stream that says nothing gets 1,000 from
 /// nats-server 2.15 on (`default_max_consumers`; any number below 1 means that default too), and a router that is
 /// started beyond that lists nobody.
@@ -353,11 +357,21 @@ impl Bucket {
             PublishErrorKind::WrongLastSequence => WriteError::Mismatch,
             PublishErrorKind::StreamNotFound => WriteError::NoBucket,
             PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => WriteError::Unknown(error.into()),
-            _ => WriteError::Refused(error.into()),
+            _ => match fault::server_code(&error) {
+                // Of servers in a cluster, while another write to the key is under way.
+                Some(ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT) => WriteError::Mismatch,
+                Some(
+                    ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY | ErrorCode::STREAM_TOO_MANY_REQUESTS,
+                ) => WriteError::Unknown(error.into()),
+                _ => WriteError::Refused(error.into()),
+            },
         };
         let subject = self.subject(key);
         let acknowledgement = self.context.send_publish(subject, message).await.map_err(classify)?;
-        Ok(acknowledgement.await.map_err(classify)?.sequence)
+        match tokio::time::timeout(ACKNOWLEDGEMENT, acknowledgement.into_future()).await {
+            Ok(acknowledgement) => Ok(acknowledgement.map_err(classify)?.sequence),
+            Err(late) => Err(WriteError::Unknown(late.into())),
+        }
     }
 
     /// What the stream's leader holds under `key`, or `None` if there is neither value nor tombstone.

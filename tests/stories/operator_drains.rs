@@ -57,7 +57,7 @@ async fn at_the_deadline_streams_are_moved_and_it_stays_away_until_undrain() {
     assert_eq!((said.code, said.out.as_str()), (Some(0), "alpha: serving: in service again\n"));
     let record = scene.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert_eq!((record.epoch, record.commanded), (2, None));
-    assert_eq!(scene.discovery.removals("alpha"), 1);
+    assert_eq!(scene.discovery.removals("alpha"), 2, "its tombstone, and the second daemon's renewal of that");
 }
 
 #[tokio::test]

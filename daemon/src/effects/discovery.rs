@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError};
-use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState};
+use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError, jittered};
+use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -53,6 +53,17 @@ pub enum Desired {
         /// Somebody has taken it out of service, and why. The tombstone keeps it.
         commanded: Option<String>,
     },
+}
+
+impl Desired {
+    /// Which life is spoken of.
+    fn incarnation(&self) -> Option<&Incarnation> {
+        match self {
+            Self::Untouched => None,
+            Self::Listed { record, .. } => Some(&record.incarnation),
+            Self::Absent { incarnation, .. } => Some(incarnation),
+        }
+    }
 }
 
 /// What a registrar did.
@@ -156,7 +167,9 @@ impl Registrar {
             known: None,
             written: None,
             ending: None,
+            keeping: None,
             last_write: Instant::now(),
+            renew_at: Instant::now(),
         };
         tokio::spawn(task.run());
         Self { desired, again }
@@ -186,7 +199,11 @@ struct Task {
     written: Option<Incarnation>,
     /// Whose tombstone was sent to the server, if it is not known what became of that.
     ending: Option<Incarnation>,
+    /// Whose tombstone says that somebody took it out of service. It has to stand for as long as that life may.
+    keeping: Option<Incarnation>,
     last_write: Instant,
+    /// When the TTL of what was written last is renewed.
+    renew_at: Instant,
 }
 
 /// What stands under the key: a record of ours, or our tombstone of it.
@@ -231,7 +248,10 @@ impl Task {
             if due.is_err() {
                 return;
             }
-            let listed = matches!(wanted, Desired::Listed { .. });
+            // What was left by an earlier daemon and not written by us stands or not: it is not ours to list again.
+            let of = |life: &Option<Incarnation>| life.is_some() && life.as_ref() == wanted.incarnation();
+            let listed = matches!(wanted, Desired::Listed { .. }) && of(&self.written);
+            let kept = of(&self.keeping);
             loop {
                 let again = async {
                     self.again.notified().await;
@@ -241,7 +261,7 @@ impl Task {
                 tokio::select! {
                     changed = self.wanted.changed() => if changed.is_err() { return } else { break },
                     () = again => break,
-                    () = tokio::time::sleep_until(self.last_write + RENEWAL), if listed => break,
+                    () = tokio::time::sleep_until(self.renew_at), if listed || kept => break,
                     changed = self.ledger.present.changed(), if listed => match changed {
                         Err(_) => return,
                         Ok(()) => if self.is_missing() { break },
@@ -343,11 +363,14 @@ impl Task {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
                         let ended = entry.value == Value::Deleted;
-                        if let Some(outcome) =
-                            left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back)
-                        {
-                            let _ = self.outcomes.send((self.worker, outcome));
-                            return Tried::Done;
+                        let left = left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back);
+                        if let Some(outcome) = left {
+                            let kept = matches!(outcome, Outcome::OutOfService { .. });
+                            // Known already, if its tombstone is only renewed.
+                            if self.keeping.as_ref() != Some(&record.incarnation) {
+                                let _ = self.outcomes.send((self.worker, outcome));
+                            }
+                            return if kept { self.keep(bucket, entry, record.incarnation).await } else { Tried::Done };
                         }
                         record.epoch = record.epoch.max(former.epoch + u64::from(ended));
                         record.registered_at = former.registered_at.filter(|_| !ended);
@@ -364,6 +387,7 @@ impl Task {
         if written.is_ok() {
             fault::point("record listed");
             self.written = Some(record.incarnation.clone());
+            self.keeping = None;
         }
         self.settle(written, payload, false, |revision| Outcome::Listed {
             incarnation: record.incarnation,
@@ -381,12 +405,19 @@ impl Task {
                 Err(error) => return Tried::Later(error.into()),
                 Ok(entry) => {
                     // A put that is no record is nobody's; a tombstone says what routers should know.
+                    // Another life that a daemon of this node listed is over as well: it was not deleted in time.
                     let ours = |entry: &Entry| match former_listing(entry) {
-                        Some(former) => former.incarnation == *incarnation,
+                        Some(former) if former.incarnation == *incarnation => true,
+                        Some(former) => former.writer == Writer::Daemon && matches!(entry.value, Value::Put(_)),
                         None => matches!(entry.value, Value::Put(_)),
                     };
                     match entry.filter(ours) {
                         Some(entry) if matches!(entry.value, Value::Put(_)) => (entry.revision, entry.payload),
+                        Some(entry)
+                            if self.keeping.as_ref() == Some(incarnation) && self.renew_at <= Instant::now() =>
+                        {
+                            return self.keep(bucket, entry, incarnation.clone()).await;
+                        }
                         rest => {
                             // The tombstone whose acknowledgement was lost, or nothing of ours.
                             let sent = self.ending.take().is_some_and(|ending| ending == *incarnation);
@@ -408,6 +439,7 @@ impl Task {
         let written = bucket.delete(&self.key, ended.clone(), Expect::Revision(revision), RECORD_TTL).await;
         if written.is_ok() {
             fault::point("record withdrawn");
+            self.keeping = commanded.map(|_| incarnation.clone());
         }
         self.settle(written, ended, true, |revision| withdrawn(Some(revision)))
     }
@@ -421,14 +453,38 @@ impl Task {
     ) -> Tried {
         match written {
             Ok(revision) => {
-                self.known = Some(Known { revision, record, tombstone });
-                self.last_write = Instant::now();
+                self.wrote(revision, record, tombstone);
                 let _ = self.outcomes.send((self.worker, outcome(revision)));
                 Tried::Done
             }
+            Err(error) => self.not_written(error),
+        }
+    }
+
+    /// Renews the TTL of the tombstone of a life that somebody took out of service.
+    async fn keep(&mut self, bucket: &Bucket, entry: Entry, incarnation: Incarnation) -> Tried {
+        let Entry { revision, payload, .. } = entry;
+        match bucket.delete(&self.key, payload.clone(), Expect::Revision(revision), RECORD_TTL).await {
+            Ok(revision) => {
+                self.keeping = Some(incarnation);
+                self.wrote(revision, payload, true);
+                Tried::Done
+            }
+            Err(error) => self.not_written(error),
+        }
+    }
+
+    fn wrote(&mut self, revision: u64, record: Bytes, tombstone: bool) {
+        self.known = Some(Known { revision, record, tombstone });
+        self.last_write = Instant::now();
+        self.renew_at = self.last_write + jittered(RENEWAL);
+    }
+
+    fn not_written(&mut self, error: WriteError) -> Tried {
+        match error {
             // Read and decide again. A second mismatch in a row is a fight: slow down.
-            Err(WriteError::Mismatch) if self.known.take().is_some() => Tried::Again,
-            Err(error) => Tried::Later(Failure {
+            WriteError::Mismatch if self.known.take().is_some() => Tried::Again,
+            error => Tried::Later(Failure {
                 fault: error.fault().unwrap_or(Fault::Refused),
                 error: error.to_string(),
                 refused: matches!(error, WriteError::Refused(_)),

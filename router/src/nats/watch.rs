@@ -118,7 +118,7 @@ impl Workers {
         let rest = Duration::try_from(deadline.duration_since(Timestamp::now())).unwrap_or_default();
         tokio::spawn(async move {
             tokio::time::sleep(rest.min(LONGEST_DRAIN) + OVERDUE).await;
-            workers.overdue(&key, &record.incarnation, record.epoch);
+            workers.overdue(&key, &record);
         });
     }
 }

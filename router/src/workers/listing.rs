@@ -176,6 +176,11 @@ impl Listing {
         self.breaker.lock().expect("no breaker panics")
     }
 
+    /// Its streams were told to leave.
+    pub(super) fn is_condemned(&self) -> bool {
+        *self.fate.borrow() != Fate::Stay
+    }
+
     /// Tells every stream to leave, once; later only from handover to lost.
     pub(super) fn condemn(&self, mode: Mode, why: Why) -> bool {
         let now = Instant::now();

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
+use jiff::Timestamp;
 use lastgasp_protocol::{
     Action, Incarnation, LeaseKind, MigrateSignal, Mode, Name, WorkerRecord, WorkerRef, WorkerState, worker_key,
 };
@@ -25,6 +26,10 @@ use lease::Leases;
 pub const NODE_TTL: Duration = Duration::from_secs(6);
 /// Most (incarnation, epoch)s that are remembered as gone before their record was seen.
 const GRAVES: usize = 4096;
+
+/// How long a worker is kept whose record is gone without a word. The bucket may have been wiped, and then its
+/// daemon lists it again within seconds.
+const FORGOTTEN: Duration = Duration::from_secs(24 * 3600);
 
 /// How often a worker is drawn at random before all are looked at. Each request would else cost the more,
 /// the more workers there are; with one worker in two fit to be drawn, one request in 4,000 does.
@@ -49,7 +54,24 @@ struct Slot {
     state: WorkerState,
     models: Vec<String>,
     lease: LeaseKind,
+    /// Until when it may drain, if it does.
+    deadline: Option<Timestamp>,
     standing: Standing,
+    /// Since when it is [`Standing::Unknown`], if it is.
+    unknown_since: Option<Instant>,
+}
+
+impl Slot {
+    fn is_now_unknown(&mut self, now: Instant) {
+        self.standing = Standing::Unknown;
+        self.unknown_since.get_or_insert(now);
+    }
+
+    /// Nobody will say anything about it any more: its node went without a word, long ago.
+    fn is_forgotten(&self, now: Instant) -> bool {
+        let long = |since| now.saturating_duration_since(since) >= FORGOTTEN;
+        self.standing == Standing::Unknown && self.listing.in_flight() == 0 && self.unknown_since.is_some_and(long)
+    }
 }
 
 /// A listing that was said to be gone before it was seen.
@@ -170,11 +192,20 @@ impl Workers {
                 if record.epoch < slot.listing.epoch {
                     return;
                 }
-                if record.epoch == slot.listing.epoch && slot.standing != Standing::Withdrawn {
+                // Its streams were sent away since its drain was overdue. It serves after all: it is listed anew.
+                let back = slot.listing.is_condemned() && record.state != WorkerState::Draining;
+                let kept = match slot.standing {
+                    Standing::Listed | Standing::Unknown => !back,
+                    Standing::Withdrawn => false,
+                    Standing::Gone => true,
+                };
+                if record.epoch == slot.listing.epoch && kept {
                     slot.revision = revision;
                     slot.state = record.state;
                     slot.models.clone_from(&record.models);
                     slot.lease = record.lease;
+                    slot.deadline = record.deadline;
+                    slot.unknown_since = None;
                     if slot.standing == Standing::Unknown {
                         slot.standing = Standing::Listed;
                     }
@@ -194,7 +225,9 @@ impl Workers {
             state: record.state,
             models: record.models.clone(),
             lease: record.lease,
+            deadline: record.deadline,
             standing: Standing::Listed,
+            unknown_since: None,
         };
         let grave = inner
             .graves
@@ -228,12 +261,13 @@ impl Workers {
 
     /// The deadline of a draining listing is over. Its daemon says so itself, with a signal; this is for
     /// the case that it cannot. Nothing happens if it is no longer draining.
-    pub fn overdue(&self, key: &str, incarnation: &Incarnation, epoch: u64) {
+    pub fn overdue(&self, key: &str, record: &WorkerRecord) {
         if let Some(slot) = self.lock().slots.get(key)
             && slot.standing == Standing::Listed
             && slot.state == WorkerState::Draining
-            && slot.listing.incarnation == *incarnation
-            && slot.listing.epoch == epoch
+            && slot.listing.incarnation == record.incarnation
+            && slot.listing.epoch == record.epoch
+            && slot.deadline == record.deadline
         {
             slot.listing.condemn(Mode::Handover, Why::Deadline);
         }
@@ -244,18 +278,23 @@ impl Workers {
         if let Some(slot) = self.lock().slots.get_mut(key)
             && slot.standing == Standing::Listed
         {
-            slot.standing = Standing::Unknown;
+            slot.is_now_unknown(Instant::now());
         }
     }
 
     /// The TTL of a record ran out, or that of the tombstone of one. Returns whether it was a record, of a
     /// worker that gets no new work from now on.
     pub fn expired(&self, key: &str) -> bool {
+        self.expired_at(key, Instant::now())
+    }
+
+    fn expired_at(&self, key: &str, now: Instant) -> bool {
         let mut inner = self.lock();
+        inner.slots.retain(|_, slot| !slot.is_forgotten(now));
         let Some(slot) = inner.slots.get_mut(key) else { return false };
         match slot.standing {
             Standing::Listed | Standing::Unknown => {
-                slot.standing = Standing::Unknown;
+                slot.is_now_unknown(now);
                 true
             }
             // Where each pod is a worker, there are thousands in a month: nobody asks for these any more.
@@ -270,15 +309,16 @@ impl Workers {
 
     /// Everything was listed: a key that is not among `present` is unknown.
     pub fn listed(&self, present: &HashSet<String>) {
+        let now = Instant::now();
         self.lock().slots.retain(|key, slot| {
             if present.contains(key) {
                 return true;
             }
             if slot.standing == Standing::Listed {
-                slot.standing = Standing::Unknown;
+                slot.is_now_unknown(now);
             }
-            // Nothing is left to be said about it.
-            slot.standing == Standing::Unknown || slot.listing.in_flight() > 0
+            // Else nothing is left to be said about it.
+            slot.standing == Standing::Unknown && !slot.is_forgotten(now) || slot.listing.in_flight() > 0
         });
         self.notify();
     }
@@ -291,10 +331,18 @@ impl Workers {
         let mut found = Vec::new();
         let mut heard = Vec::new();
         for reference in &signal.workers {
-            let WorkerRef { worker, incarnation, epoch, revision: _ } = reference;
+            let WorkerRef { worker, incarnation, epoch, revision } = reference;
             let key = worker_key(&signal.node, worker);
             match inner.slots.get_mut(&key).filter(|slot| slot.listing.incarnation == *incarnation) {
                 Some(slot) if *epoch < slot.listing.epoch => heard.push(Heard::Stale),
+                // It is said again to those who have not answered, and its record has meanwhile said otherwise.
+                Some(slot)
+                    if signal.action == Action::Drain
+                        && (1..slot.revision).contains(revision)
+                        && slot.state != WorkerState::Draining =>
+                {
+                    heard.push(Heard::Stale);
+                }
                 Some(slot) => {
                     if signal.action == Action::Drain && slot.standing == Standing::Listed {
                         heard.push(if slot.state == WorkerState::Draining { Heard::Repeated } else { Heard::Applied });

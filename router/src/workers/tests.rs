@@ -164,19 +164,63 @@ fn a_record_that_expires_gets_no_work_and_is_kept() {
 }
 
 #[test]
+fn what_went_without_a_word_is_forgotten_after_a_day() {
+    let workers = workers(&[("a", "1", 1), ("b", "1", 1), ("c", "1", 1)]);
+    let now = Instant::now();
+    assert!(workers.expired_at("n.a", now));
+    workers.expired_at("n.b", now + FORGOTTEN);
+    let left: Vec<String> = workers.view().into_iter().map(|view| view.worker).collect();
+    assert_eq!(left, ["n/b", "n/c"]);
+}
+
+fn draining(worker: &str, incarnation: &str, epoch: u64, deadline: i64) -> WorkerRecord {
+    let deadline = Some(Timestamp::from_second(deadline).unwrap());
+    WorkerRecord { state: WorkerState::Draining, deadline, ..record(worker, incarnation, epoch) }
+}
+
+#[test]
 fn a_drain_that_nobody_ends_is_over_at_its_deadline() {
     let workers = workers(&[("a", "1", 1)]);
     let ticket = workers.choose("m", &[], true).unwrap();
     let fate = ticket.listing().fate();
-    let incarnation = Incarnation::new("1").unwrap();
-    workers.overdue("n.a", &incarnation, 1);
+    let record = draining("a", "1", 1, 100);
+    workers.overdue("n.a", &record);
     assert_eq!(*fate.borrow(), Fate::Stay, "it serves");
-    workers.put(&WorkerRecord { state: WorkerState::Draining, ..record("a", "1", 1) }, 2);
+    workers.put(&record, 2);
     assert_eq!(chosen(&workers), None);
-    workers.overdue("n.a", &incarnation, 2);
+    workers.overdue("n.a", &draining("a", "1", 2, 100));
     assert_eq!(*fate.borrow(), Fate::Stay, "another listing was meant");
-    workers.overdue("n.a", &incarnation, 1);
+    workers.put(&draining("a", "1", 1, 200), 3);
+    workers.overdue("n.a", &record);
+    assert_eq!(*fate.borrow(), Fate::Stay, "it was given more time");
+    workers.overdue("n.a", &draining("a", "1", 1, 200));
     assert_eq!(*fate.borrow(), Fate::Move(Mode::Handover, Why::Deadline));
+}
+
+#[test]
+fn a_worker_that_serves_again_after_an_overdue_drain_takes_streams() {
+    let workers = workers(&[("a", "1", 1)]);
+    let before = workers.choose("m", &[], true).unwrap();
+    let record_of_drain = draining("a", "1", 1, 100);
+    workers.put(&record_of_drain, 2);
+    workers.overdue("n.a", &record_of_drain);
+    workers.put(&record("a", "1", 1), 3);
+    let after = workers.choose("m", &[], true).unwrap();
+    assert_eq!(*after.listing().fate().borrow(), Fate::Stay);
+    assert_eq!(*before.listing().fate().borrow(), Fate::Move(Mode::Handover, Why::Deadline));
+}
+
+#[test]
+fn a_drain_that_is_repeated_after_its_worker_serves_again_is_stale() {
+    let workers = workers(&[("a", "1", 1)]);
+    let mut drain = signal(Action::Drain, Mode::Handover, &[("a", "1", 1)]);
+    drain.workers[0].revision = 1;
+    assert_eq!(workers.signal(&drain).1, [Heard::Applied]);
+    assert_eq!(chosen(&workers), None);
+    workers.put(&draining("a", "1", 1, 100), 2);
+    workers.put(&record("a", "1", 1), 3);
+    assert_eq!(workers.signal(&drain).1, [Heard::Stale]);
+    assert_eq!(chosen(&workers).as_deref(), Some("a"));
 }
 
 #[test]
