@@ -1,12 +1,28 @@
 //! JetStream has no room left when a worker dies: not even its tombstone can be written.
 
-use async_nats::jetstream::stream;
+use async_nats::jetstream::{self, stream};
 use lastgasp_protocol::{CauseKind, WorkerState};
 use lastgasp_tests::discovery::Discovery;
+use lastgasp_tests::engine::Engine;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::{Nats, Options};
 
-use super::stage::Stage;
+use super::stage::{ENGINE, Stage};
+
+/// Writes until there is no room left, to a stream named `others`.
+async fn fill(context: &jetstream::Context) {
+    let config = stream::Config { name: "others".into(), subjects: vec!["others".into()], ..Default::default() };
+    context.create_stream(config).await.unwrap();
+    // In steps that get smaller, so that no room is left even for a small record.
+    for size in [16 * 1024, 1024, 64, 1] {
+        loop {
+            let written = context.publish("others", vec![0; size].into()).await.unwrap().await;
+            if written.is_err() {
+                break;
+            }
+        }
+    }
+}
 
 #[tokio::test]
 async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
@@ -19,17 +35,7 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
         discovery.listed(worker, WorkerState::Serving).await.unwrap();
     }
     let context = nats.jetstream().await.unwrap();
-    let config = stream::Config { name: "others".into(), subjects: vec!["others".into()], ..Default::default() };
-    context.create_stream(config).await.unwrap();
-    // In steps that get smaller, so that no room is left even for a small record.
-    for size in [16 * 1024, 1024, 64, 1] {
-        loop {
-            let written = context.publish("others", vec![0; size].into()).await.unwrap().await;
-            if written.is_err() {
-                break;
-            }
-        }
-    }
+    fill(&context).await;
 
     stage.kill("alpha").await;
     let told = stage.daemon.trouble("store_full").await.unwrap();
@@ -48,5 +54,40 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
         "JetStream's store is full, a worker killed",
         "the fix is told; withdrawal and certificate wait and are written when there is room; nobody else withdrawn",
         "store_full in status and metrics, withdrawn once and certified when room was made, the other worker stayed listed",
+    );
+}
+
+#[tokio::test]
+async fn a_life_that_came_and_went_meanwhile_leaves_no_record_of_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_file_store: Some(128 * 1024), ..Options::default() };
+    let nats = Nats::start_with(folder.path(), options).await.unwrap();
+    let discovery = Discovery::watch(&nats).await.unwrap();
+    let mut stage = Stage::at(&nats.url()).await;
+    for worker in ["alpha", "beta"] {
+        discovery.listed(worker, WorkerState::Serving).await.unwrap();
+    }
+    let context = nats.jetstream().await.unwrap();
+    fill(&context).await;
+
+    stage.kill("alpha").await;
+    stage.daemon.trouble("store_full").await.unwrap();
+    let engine = &mut stage.engines[0];
+    engine.kill_tree();
+    engine.process.exited().await.unwrap();
+    let (http, grpc) = (engine.ready.http.port().to_string(), engine.ready.grpc.unwrap().port().to_string());
+    let arguments = [&ENGINE[..], &["--port", &http, "--grpc-port", &grpc]].concat();
+    stage.engines[0] = Engine::start("alpha", &arguments, stage.folder.path()).await.unwrap();
+    stage.state("alpha", "serving").await;
+    stage.kill("alpha").await;
+    context.delete_stream("others").await.unwrap();
+
+    discovery.removed("alpha").await.unwrap();
+    stage.daemon.no_trouble().await.unwrap();
+    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
+    matrix::row(
+        "JetStream's store is full, a worker killed, started and killed again",
+        "the record of its first life is deleted when there is room, though the second was never listed",
+        "withdrawn once when room was made, the other worker stayed listed",
     );
 }
