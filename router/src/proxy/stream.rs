@@ -47,6 +47,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
         journey: Vec::new(),
         retries: 0,
         moves: 0,
+        misses: 0,
         started: Instant::now(),
         first_chunk: None,
         moving: None,
@@ -56,6 +57,11 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
         Ok(upstream) => upstream,
         Err(Unopened::Answer(response)) => return unary::pass_on(response, None),
         Err(Unopened::NoWorker(error)) => return error.into_response(),
+        Err(Unopened::RetriesExhausted(leaving)) => {
+            let (reason, retries) = (leaving.as_str(), session.retries);
+            let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");
+            return ApiError::unavailable("retries_exhausted", message).into_response();
+        }
         Err(Unopened::Refused(_) | Unopened::NotContinued) => unreachable!("nothing was produced yet"),
     };
     let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
@@ -81,6 +87,8 @@ enum Unopened {
     /// A worker's answer that is the client's to read.
     Answer(reqwest::Response),
     NoWorker(ApiError),
+    /// One more worker was lost that had the request, and there have been enough.
+    RetriesExhausted(Leaving),
     Refused(Refusal),
     /// A worker will not have the continuation.
     NotContinued,
@@ -121,6 +129,8 @@ struct Session {
     journey: Vec<String>,
     retries: u32,
     moves: u32,
+    /// Continuations in a row that ended before a first chunk.
+    misses: u32,
     started: Instant,
     first_chunk: Option<Duration>,
     moving: Option<Moving>,
@@ -185,6 +195,23 @@ impl Session {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
                     self.tried.unreachable.push(listing);
                 }
+                Err((_, Declined::Lost(leaving, error))) => {
+                    let reason = leaving.as_str();
+                    info!(id = %self.inbound.id, worker = %listing.key, reason, error, "lost");
+                    self.tried.failed.push(listing);
+                    let max = self.proxy.config.max_retries;
+                    if self.stream.produced() {
+                        self.misses += 1;
+                        if self.misses > max {
+                            return Err(Unopened::RetriesExhausted(leaving));
+                        }
+                    } else {
+                        if self.retries >= max {
+                            return Err(Unopened::RetriesExhausted(leaving));
+                        }
+                        self.retry(leaving);
+                    }
+                }
             }
         }
     }
@@ -212,6 +239,7 @@ impl Session {
             // One that ignores a chat's ids is asked again, in another way.
             if reason != Leaving::Broken(Broken::PromptIgnored) {
                 self.tried.failed.push(Arc::clone(ticket.listing()));
+                self.misses += u32::from(self.moving.is_some());
             }
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
@@ -226,6 +254,7 @@ impl Session {
                 }
                 Verdict::Move if self.proxy.config.migration_limit == 0 => Some(Failure::MigrationOff),
                 Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some(Failure::LimitReached),
+                Verdict::Move if self.misses > self.proxy.config.max_retries => Some(Failure::RetriesExhausted),
                 Verdict::Move => {
                     let since = self.moving.take().map_or(since, |moving| moving.since);
                     self.moving = Some(Moving { reason, since });
@@ -263,6 +292,7 @@ impl Session {
                             Failure::Unmovable(reason)
                         }
                         Unopened::NoWorker(_) => Failure::NoWorker,
+                        Unopened::RetriesExhausted(_) => Failure::RetriesExhausted,
                         _ => Failure::RefusedByWorker,
                     };
                     ticket.settle(Outcome::Failed);
@@ -395,7 +425,7 @@ impl Session {
         }
         let config = &self.proxy.config;
         let spent = if self.stream.produced() {
-            self.moves >= config.migration_limit
+            self.moves >= config.migration_limit || self.moving.is_some() && self.misses >= config.max_retries
         } else {
             self.retries >= config.max_retries
         };
@@ -419,6 +449,7 @@ impl Session {
         }
         if let Some(Moving { reason, since }) = self.moving.take() {
             self.moves += 1;
+            self.misses = 0;
             let exactness = self.stream.exactness();
             metrics.migrations.with_label_values(&[reason.as_str(), exactness.as_str()]).inc();
             metrics.gap.observe(since.elapsed().as_secs_f64());

@@ -66,6 +66,10 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
                 tried.unreachable.push(listing);
                 continue;
             }
+            Err((_, Declined::Lost(leaving, error))) => {
+                info!(id = %inbound.id, worker = %listing.key, error, "lost");
+                leaving.as_str().to_owned()
+            }
         };
         info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
         tried.failed.push(listing);
