@@ -55,7 +55,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
     };
     let upstream = match session.open().await {
         Ok(upstream) => upstream,
-        Err(Unopened::Answer(response)) => return unary::pass_on(response, None),
+        Err(Unopened::Answer(ticket, response)) => return unary::pass_on(&session.inbound, ticket, response),
         Err(Unopened::NoWorker(error)) => return error.into_response(),
         Err(Unopened::RetriesExhausted(leaving)) => {
             let (reason, retries) = (leaving.as_str(), session.retries);
@@ -66,7 +66,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
     };
     let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     if kind.is_some_and(|kind| kind.starts_with("application/json")) {
-        return unary::pass_on(upstream.response, Some(upstream.ticket));
+        return unary::pass_on(&session.inbound, upstream.ticket, upstream.response);
     }
     let worker = upstream.ticket.listing().key.to_string();
     let (client, body) = mpsc::channel(QUEUE);
@@ -85,7 +85,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
 /// Why no worker serves the stream.
 enum Unopened {
     /// A worker's answer that is the client's to read.
-    Answer(reqwest::Response),
+    Answer(Ticket, reqwest::Response),
     NoWorker(ApiError),
     /// One more worker was lost that had the request, and there have been enough.
     RetriesExhausted(Leaving),
@@ -142,13 +142,13 @@ impl Session {
     /// Finds a worker that takes the request as it stands.
     async fn open(&mut self) -> Result<Upstream, Unopened> {
         let deadline = tokio::time::Instant::now() + self.proxy.config.wait_for_worker;
-        let mut declined: Option<reqwest::Response> = None;
+        let mut declined: Option<(Ticket, reqwest::Response)> = None;
         loop {
             // A worker that says no is better told at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
             let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
                 return Err(match declined {
-                    Some(response) => Unopened::Answer(response),
+                    Some((ticket, response)) => Unopened::Answer(ticket, response),
                     None => Unopened::NoWorker(ApiError::unavailable(
                         "no_worker",
                         format!("No worker takes requests for the model `{}` at present.", self.inbound.model),
@@ -169,7 +169,9 @@ impl Session {
                     self.journey.push(listing.key.to_string());
                     return Ok(upstream);
                 }
-                Ok(upstream) if !self.stream.produced() => return Err(Unopened::Answer(upstream.response)),
+                Ok(Upstream { ticket, fate: _, response }) if !self.stream.produced() => {
+                    return Err(Unopened::Answer(ticket, response));
+                }
                 Ok(upstream) => {
                     let status = upstream.response.status();
                     let text = upstream.response.text().await.unwrap_or_default();
@@ -180,15 +182,15 @@ impl Session {
                     let full = open && status == StatusCode::BAD_REQUEST && said;
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
-                Err((_, Declined::Status(response))) => {
+                Err((ticket, Declined::Status(response))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
                     self.tried.failed.push(listing);
                     if !self.stream.produced() {
                         self.retry(Leaving::Status);
                         if self.retries > self.proxy.config.max_retries {
-                            return Err(Unopened::Answer(response));
+                            return Err(Unopened::Answer(ticket, response));
                         }
-                        declined = Some(response);
+                        declined = Some((ticket, response));
                     }
                 }
                 Err((_, Declined::Unreachable(error))) => {

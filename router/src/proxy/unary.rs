@@ -1,12 +1,13 @@
 //! Requests whose answer comes whole, and everything that is only passed on.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt;
+use futures_util::stream;
 use lastgasp_protocol::Mode;
 use serde_json::Value;
 use tracing::info;
@@ -46,18 +47,17 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             break answer.unwrap_or_else(none);
         };
         let listing = Arc::clone(ticket.listing());
-        let leaves = |fate: &Fate| matches!(fate, Fate::Move(Mode::Lost, _));
-        let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), leaves).await;
+        let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), is_lost).await;
         let reason = match sent {
             Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
-                break pass_on(upstream.response, Some(upstream.ticket));
+                break pass_on(&inbound, upstream.ticket, upstream.response);
             }
             Ok(upstream) => match whole(&proxy, upstream).await {
                 Ok(response) => break response,
                 Err(reason) => reason,
             },
             Err((ticket, Declined::Status(response))) => {
-                answer = Some(pass_on(response, Some(ticket)));
+                answer = Some(pass_on(&inbound, ticket, response));
                 "status".to_owned()
             }
             // It never had the request.
@@ -92,13 +92,18 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     response
 }
 
+/// Its worker will say no more.
+const fn is_lost(fate: &Fate) -> bool {
+    matches!(fate, Fate::Move(Mode::Lost, _))
+}
+
 /// Reads an answer whole; says why if it is not one.
 async fn whole(proxy: &Proxy, upstream: Upstream) -> Result<Response, String> {
     let Upstream { ticket, mut fate, response } = upstream;
-    let head = head(&response, Some(&ticket));
+    let head = head(&response, &ticket);
     let body = tokio::select! {
         biased;
-        _ = fate.wait_for(|fate| matches!(fate, Fate::Move(Mode::Lost, _))) => return Err("lost".into()),
+        _ = fate.wait_for(is_lost) => return Err("lost".into()),
         body = response.bytes() => body.map_err(|error| chain(&error))?,
         leaving = proxy.silent(ticket.listing()) => return Err(leaving.as_str().into()),
     };
@@ -127,18 +132,25 @@ fn silent_failure(body: &Bytes) -> Option<&'static str> {
     (produced == Some(0) && !choices.iter().any(text)).then_some("produced_nothing")
 }
 
-/// A worker's answer as the client's, passed on as it comes. The ticket is held until it ends.
-pub(crate) fn pass_on(response: reqwest::Response, ticket: Option<Ticket>) -> Response {
-    let mut answer = head(&response, ticket.as_ref());
-    let body = response.bytes_stream().map(move |piece| {
-        let _held = &ticket;
-        piece
+/// A worker's answer as the client's, passed on as it comes, until the worker is lost. The ticket and the
+/// place among the requests under way are held until it ends.
+pub(crate) fn pass_on(inbound: &Inbound, ticket: Ticket, response: reqwest::Response) -> Response {
+    let mut answer = head(&response, &ticket);
+    let fate = ticket.listing().fate();
+    let held = (ticket, Arc::clone(&inbound.place));
+    let body = stream::unfold((response, fate, held), async |(mut response, mut fate, held)| {
+        let piece = tokio::select! {
+            biased;
+            piece = response.chunk() => piece.map_err(io::Error::other).transpose()?,
+            _ = fate.wait_for(is_lost) => Err(io::Error::other("the worker was lost")),
+        };
+        Some((piece, (response, fate, held)))
     });
     *answer.body_mut() = Body::from_stream(body);
     answer
 }
 
-fn head(response: &reqwest::Response, ticket: Option<&Ticket>) -> Response {
+fn head(response: &reqwest::Response, ticket: &Ticket) -> Response {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::from_u16(response.status().as_u16()).unwrap_or(StatusCode::BAD_GATEWAY);
     for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CONTENT_DISPOSITION] {
@@ -146,7 +158,7 @@ fn head(response: &reqwest::Response, ticket: Option<&Ticket>) -> Response {
             answer.headers_mut().insert(name, value.clone());
         }
     }
-    if let Some(worker) = ticket.and_then(|ticket| HeaderValue::try_from(ticket.listing().key.to_string()).ok()) {
+    if let Ok(worker) = HeaderValue::try_from(ticket.listing().key.to_string()) {
         answer.headers_mut().insert(WORKER_HEADER, worker);
     }
     answer
