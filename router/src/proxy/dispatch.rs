@@ -9,7 +9,7 @@ use lastgasp_protocol::Mode;
 use tokio::sync::watch;
 
 use super::reason::Leaving;
-use super::{Inbound, Proxy};
+use super::{CONNECT_TIMEOUT, Inbound, Proxy};
 use crate::workers::{Fate, Listing, Ticket};
 
 /// A worker's answer that has begun.
@@ -92,6 +92,12 @@ impl Proxy {
                 Err((ticket, if never_sent { Declined::Unreachable(text) } else { lost(text) }))
             }
         }
+    }
+
+    /// Whether one that has looked for a worker since `began` is to give up, after one that could not be
+    /// reached. Those that refuse take no time; one that does not answer at all takes [`CONNECT_TIMEOUT`].
+    pub(crate) fn sought_long_enough(&self, began: tokio::time::Instant) -> bool {
+        began.elapsed() >= self.config.wait_for_worker.max(CONNECT_TIMEOUT)
     }
 
     /// How long a worker may be silent before it is looked into.

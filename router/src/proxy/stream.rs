@@ -141,19 +141,14 @@ struct Session {
 impl Session {
     /// Finds a worker that takes the request as it stands.
     async fn open(&mut self) -> Result<Upstream, Unopened> {
-        let deadline = tokio::time::Instant::now() + self.proxy.config.wait_for_worker;
+        let began = tokio::time::Instant::now();
+        let deadline = began + self.proxy.config.wait_for_worker;
         let mut declined: Option<(Ticket, reqwest::Response)> = None;
         loop {
             // A worker that says no is better told at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
             let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
-                return Err(match declined {
-                    Some((ticket, response)) => Unopened::Answer(ticket, response),
-                    None => Unopened::NoWorker(ApiError::unavailable(
-                        "no_worker",
-                        format!("No worker takes requests for the model `{}` at present.", self.inbound.model),
-                    )),
-                });
+                return Err(self.nobody(declined));
             };
             let listing = Arc::clone(ticket.listing());
             let outgoing = self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
@@ -196,6 +191,9 @@ impl Session {
                 Err((_, Declined::Unreachable(error))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
                     self.tried.unreachable.push(listing);
+                    if self.proxy.sought_long_enough(began) {
+                        return Err(self.nobody(declined));
+                    }
                 }
                 Err((_, Declined::Lost(leaving, error))) => {
                     let reason = leaving.as_str();
@@ -216,6 +214,15 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// No other worker takes it; the last one that said no has the word.
+    fn nobody(&self, declined: Option<(Ticket, reqwest::Response)>) -> Unopened {
+        if let Some((ticket, response)) = declined {
+            return Unopened::Answer(ticket, response);
+        }
+        let message = format!("No worker takes requests for the model `{}` at present.", self.inbound.model);
+        Unopened::NoWorker(ApiError::unavailable("no_worker", message))
     }
 
     fn retry(&mut self, reason: Leaving) {

@@ -35,15 +35,16 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     let started = Instant::now();
     let mut tried = Tried::default();
     let mut retries = 0;
-    let deadline = tokio::time::Instant::now() + proxy.config.wait_for_worker;
+    let began = tokio::time::Instant::now();
+    let deadline = began + proxy.config.wait_for_worker;
     let mut answer: Option<Response> = None;
+    let none = || {
+        let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
+        ApiError::unavailable("no_worker", message).into_response()
+    };
     let response = loop {
         let deadline = if answer.is_some() { tokio::time::Instant::now() } else { deadline };
         let Some(ticket) = proxy.reserve(&inbound.model, &mut tried, false, deadline).await else {
-            let none = || {
-                let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
-                ApiError::unavailable("no_worker", message).into_response()
-            };
             break answer.unwrap_or_else(none);
         };
         let listing = Arc::clone(ticket.listing());
@@ -64,6 +65,9 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             Err((_, Declined::Unreachable(error))) => {
                 info!(id = %inbound.id, worker = %listing.key, error, "not reached");
                 tried.unreachable.push(listing);
+                if proxy.sought_long_enough(began) {
+                    break answer.unwrap_or_else(none);
+                }
                 continue;
             }
             Err((_, Declined::Lost(leaving, error))) => {
