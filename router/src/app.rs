@@ -18,7 +18,7 @@ use crate::connections::{self, Limits};
 use crate::proxy::Proxy;
 use crate::tls::TlsListener;
 use crate::workers::Workers;
-use crate::{introspect, nats, server, tls};
+use crate::{introspect, nats, open_files, server, tls};
 
 /// sysexits(3): something in the configuration cannot be used.
 const CONFIG: u8 = 78;
@@ -36,6 +36,7 @@ pub async fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> Result<(), String> {
     let config = args.config()?;
+    open_files::raise(&args);
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {

@@ -59,7 +59,8 @@ pub struct Args {
     #[arg(long, value_name = "ID", env = "LASTGASP_EOS_TOKEN_IDS", value_delimiter = ',')]
     pub eos_token_id: Vec<u32>,
 
-    /// How often a request is sent to another worker before anything was produced.
+    /// How often a request is sent to another worker before anything was produced, and a stream that is
+    /// moved before it goes on.
     #[arg(long, value_name = "N", env = "LASTGASP_MAX_RETRIES", default_value_t = 2)]
     pub max_retries: u32,
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::debug;
 
 use crate::workers::{Listing, Models};
@@ -13,14 +13,21 @@ use crate::workers::{Listing, Models};
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Times a worker is asked. It may be busy at first.
 const ATTEMPTS: u32 = 5;
+/// Workers asked at once. At a start there may be thousands, and each question takes a descriptor.
+const AT_ONCE: usize = 64;
 
 /// Asks every new listing once, until the sender is gone.
 pub async fn run(mut arrivals: mpsc::UnboundedReceiver<Arc<Listing>>, client: reqwest::Client) {
+    let room = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(listing) = arrivals.recv().await {
-        let client = client.clone();
+        let (client, room) = (client.clone(), Arc::clone(&room));
         tokio::spawn(async move {
             for attempt in 0..ATTEMPTS {
-                match ask(&client, &listing.endpoint).await {
+                let asked = {
+                    let _place = room.acquire().await.expect("it is never closed");
+                    ask(&client, &listing.endpoint).await
+                };
+                match asked {
                     Ok(models) => {
                         _ = listing.models.set(models);
                         return;
@@ -51,9 +58,47 @@ fn read(answer: &Value) -> Models {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::{Json, Router};
+    use lastgasp_protocol::WorkerRecord;
     use serde_json::json;
+    use tokio::net::TcpListener;
+    use tokio::sync::watch;
 
     use super::*;
+    use crate::workers::Workers;
+
+    #[tokio::test(start_paused = true)]
+    async fn thousands_of_workers_are_not_asked_all_at_once() {
+        const WORKERS: usize = 200;
+        let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let answered = watch::Sender::new(0);
+        let (peak, told) = (Arc::clone(&most), answered.clone());
+        let answer = async move || {
+            peak.fetch_max(under_way.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // This clock goes on only when whoever would ask has asked.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            under_way.fetch_sub(1, Ordering::Relaxed);
+            told.send_modify(|answered| *answered += 1);
+            Json(json!({ "data": [] }))
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+
+        let (workers, arrivals) = Workers::new();
+        tokio::spawn(run(arrivals, reqwest::Client::builder().no_proxy().build().unwrap()));
+        for at in 0..WORKERS {
+            let record = json!({
+                "schema": 1, "node": "n", "worker": format!("w{at}"), "incarnation": "1", "epoch": 1,
+                "engine": "vllm", "models": ["m"], "endpoint": endpoint, "lease": "none",
+            });
+            workers.put(&WorkerRecord::parse(&format!("n.w{at}"), record.to_string().as_bytes()).unwrap(), 1);
+        }
+        answered.subscribe().wait_for(|answered| *answered == WORKERS).await.unwrap();
+        assert_eq!(most.load(Ordering::Relaxed), AT_ONCE);
+    }
 
     #[test]
     fn the_two_frontends_of_vllm_are_told_apart() {

@@ -16,6 +16,7 @@ pub mod errors;
 pub mod introspect;
 pub mod metrics;
 pub mod nats;
+pub mod open_files;
 pub mod proxy;
 pub mod server;
 pub mod tls;

@@ -1,5 +1,7 @@
 //! What is counted, under the names that dashboards use.
 
+use std::sync::Mutex;
+
 use prometheus::core::Collector;
 use prometheus::{Encoder, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
@@ -33,6 +35,8 @@ pub struct Metrics {
     pub nats_faults: IntGaugeVec,
     in_flight: IntGaugeVec,
     serving: IntGaugeVec,
+    /// Held while the gauges are filled and read: several may scrape at once.
+    scrape: Mutex<()>,
 }
 
 /// What a metric is, whether it has a value or not.
@@ -103,6 +107,7 @@ impl Default for Metrics {
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
             serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
             registry,
+            scrape: Mutex::default(),
         };
         // What alerts watch for its first increase has to be there before it.
         for failure in [Failure::NoWorker, Failure::RefusedByWorker, Failure::RetriesExhausted, Failure::LimitReached] {
@@ -129,6 +134,7 @@ impl Metrics {
             nats_faults,
             in_flight,
             serving,
+            scrape: _,
         } = self;
         let all: [(&'static str, &dyn Collector); 11] = [
             ("counter", migrations),
@@ -155,15 +161,59 @@ impl Metrics {
     /// The exposition format.
     #[must_use]
     pub fn render(&self, workers: &Workers) -> String {
+        let scrape = self.scrape.lock().expect("nothing panics in a scrape");
         self.in_flight.reset();
         for listing in workers.all() {
             let gauge = self.in_flight.with_label_values(&[listing.key.to_string().as_str()]);
-            gauge.add(i64::try_from(listing.in_flight()).unwrap_or(i64::MAX));
+            gauge.set(i64::try_from(listing.in_flight()).unwrap_or(i64::MAX));
         }
         let serving = i64::try_from(workers.serving()).unwrap_or(i64::MAX);
         self.serving.with_label_values(&["serving"]).set(serving);
+        let families = self.registry.gather();
+        drop(scrape);
         let mut out = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut out).expect("memory does not fail");
+        TextEncoder::new().encode(&families, &mut out).expect("memory does not fail");
         String::from_utf8(out).expect("the format is UTF-8")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lastgasp_protocol::WorkerRecord;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn whoever_scrapes_at_the_same_time_reads_the_same() {
+        const WORKERS: usize = 50;
+        let (workers, _arrivals) = Workers::new();
+        for at in 0..WORKERS {
+            let record = json!({
+                "schema": 1, "node": "n", "worker": format!("w{at}"), "incarnation": "1", "epoch": 1,
+                "engine": "vllm", "models": ["m"], "endpoint": "http://127.0.0.1:1", "lease": "none",
+            });
+            workers.put(&WorkerRecord::parse(&format!("n.w{at}"), record.to_string().as_bytes()).unwrap(), 1);
+        }
+        let _tickets: Vec<_> = (0..WORKERS)
+            .scan(Vec::new(), |taken, _| {
+                let ticket = workers.choose("m", taken, false)?;
+                taken.push(std::sync::Arc::clone(ticket.listing()));
+                Some(ticket)
+            })
+            .collect();
+        let metrics = Metrics::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let text = metrics.render(&workers);
+                        let lines = text.lines().filter(|line| line.starts_with("lastgasp_router_in_flight{"));
+                        assert_eq!(lines.clone().count(), WORKERS);
+                        assert!(lines.clone().all(|line| line.ends_with(" 1")), "{text}");
+                    }
+                });
+            }
+        });
     }
 }

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
+use lastgasp_protocol::Mode;
 use tokio::sync::watch;
 
 use super::reason::Leaving;
-use super::{Inbound, Proxy};
+use super::{CONNECT_TIMEOUT, Inbound, Proxy};
 use crate::workers::{Fate, Listing, Ticket};
 
 /// A worker's answer that has begun.
@@ -25,8 +26,10 @@ pub struct Upstream {
 /// One worker did not take a request.
 #[derive(Debug)]
 pub enum Declined {
-    /// It could not be reached, or is gone.
+    /// It could not be reached, or was left: it never had the request, or still lives.
     Unreachable(String),
+    /// It had the request, or may have, and was lost before it answered. The request may be why.
+    Lost(Leaving, String),
     /// It answered with a status that is its own fault, or says "not now".
     Status(reqwest::Response),
 }
@@ -54,14 +57,22 @@ impl Proxy {
         let listing = Arc::clone(ticket.listing());
         let mut fate = listing.fate();
         let url = format!("{}{path}", listing.endpoint);
+        if leaves(&fate.borrow()) {
+            return Err((ticket, Declined::Unreachable("the worker was lost".into())));
+        }
         let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
         let sent = tokio::select! {
             biased;
-            _ = fate.wait_for(leaves) => return Err((ticket, Declined::Unreachable("the worker was lost".into()))),
+            told = fate.wait_for(leaves) => {
+                let declined = match told.as_deref() {
+                    Ok(Fate::Move(Mode::Lost, why)) => Declined::Lost(Leaving::Told(*why), "told so".into()),
+                    _ => Declined::Unreachable("the worker was left".into()),
+                };
+                return Err((ticket, declined));
+            }
             sent = request.send() => sent,
             leaving = self.silent(&listing) => {
-                let why = format!("silent, and not there when asked ({})", leaving.as_str());
-                return Err((ticket, Declined::Unreachable(why)));
+                return Err((ticket, Declined::Lost(leaving, "silent, and not there when asked".into())));
             }
         };
         match sent {
@@ -75,9 +86,18 @@ impl Proxy {
             }
             Err(error) => {
                 listing.breaker().failed(Instant::now());
-                Err((ticket, Declined::Unreachable(chain(&error))))
+                let text = chain(&error);
+                let never_sent = error.is_connect() || error.is_builder();
+                let lost = |text| Declined::Lost(Leaving::ConnectionBroken, text);
+                Err((ticket, if never_sent { Declined::Unreachable(text) } else { lost(text) }))
             }
         }
+    }
+
+    /// Whether one that has looked for a worker since `began` is to give up, after one that could not be
+    /// reached. Those that refuse take no time; one that does not answer at all takes [`CONNECT_TIMEOUT`].
+    pub(crate) fn sought_long_enough(&self, began: tokio::time::Instant) -> bool {
+        began.elapsed() >= self.config.wait_for_worker.max(CONNECT_TIMEOUT)
     }
 
     /// How long a worker may be silent before it is looked into.

@@ -19,6 +19,9 @@ use crate::workers::Workers;
 /// Longest wait for a connection to a worker. A worker on the same network accepts in
 /// milliseconds; a machine that is gone does not answer at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A connection to a worker that was idle for so long is not used again. The servers of vLLM and SGLang
+/// (uvicorn, `timeout_keep_alive`) close theirs after 5 s, and a request that meets that looks lost.
+const IDLE: Duration = Duration::from_secs(4);
 
 /// What every request needs.
 #[derive(Debug)]
@@ -48,6 +51,7 @@ impl Proxy {
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .pool_max_idle_per_host(256)
+            .pool_idle_timeout(IDLE)
             .build()?;
         let room = Arc::new(Semaphore::new(config.max_requests.min(Semaphore::MAX_PERMITS)));
         Ok(Arc::new(Self { workers, metrics: Metrics::default(), config, client, room }))

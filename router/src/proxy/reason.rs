@@ -48,7 +48,7 @@ pub enum Failure {
     NoWorker,
     /// The next worker refused the continuation.
     RefusedByWorker,
-    /// Nothing was produced yet, and `--max-retries` workers were tried.
+    /// `--max-retries` more workers were tried, and not one gave a first chunk.
     RetriesExhausted,
     /// `--migration-limit` is 0.
     MigrationOff,

@@ -47,6 +47,7 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
         journey: Vec::new(),
         retries: 0,
         moves: 0,
+        misses: 0,
         started: Instant::now(),
         first_chunk: None,
         moving: None,
@@ -54,13 +55,18 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
     };
     let upstream = match session.open().await {
         Ok(upstream) => upstream,
-        Err(Unopened::Answer(response)) => return unary::pass_on(response, None),
+        Err(Unopened::Answer(ticket, response)) => return unary::pass_on(&session.inbound, ticket, response),
         Err(Unopened::NoWorker(error)) => return error.into_response(),
+        Err(Unopened::RetriesExhausted(leaving)) => {
+            let (reason, retries) = (leaving.as_str(), session.retries);
+            let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");
+            return ApiError::unavailable("retries_exhausted", message).into_response();
+        }
         Err(Unopened::Refused(_) | Unopened::NotContinued) => unreachable!("nothing was produced yet"),
     };
     let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     if kind.is_some_and(|kind| kind.starts_with("application/json")) {
-        return unary::pass_on(upstream.response, Some(upstream.ticket));
+        return unary::pass_on(&session.inbound, upstream.ticket, upstream.response);
     }
     let worker = upstream.ticket.listing().key.to_string();
     let (client, body) = mpsc::channel(QUEUE);
@@ -79,8 +85,10 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
 /// Why no worker serves the stream.
 enum Unopened {
     /// A worker's answer that is the client's to read.
-    Answer(reqwest::Response),
+    Answer(Ticket, reqwest::Response),
     NoWorker(ApiError),
+    /// One more worker was lost that had the request, and there have been enough.
+    RetriesExhausted(Leaving),
     Refused(Refusal),
     /// A worker will not have the continuation.
     NotContinued,
@@ -121,6 +129,8 @@ struct Session {
     journey: Vec<String>,
     retries: u32,
     moves: u32,
+    /// Continuations in a row that ended before a first chunk.
+    misses: u32,
     started: Instant,
     first_chunk: Option<Duration>,
     moving: Option<Moving>,
@@ -131,19 +141,14 @@ struct Session {
 impl Session {
     /// Finds a worker that takes the request as it stands.
     async fn open(&mut self) -> Result<Upstream, Unopened> {
-        let deadline = tokio::time::Instant::now() + self.proxy.config.wait_for_worker;
-        let mut declined: Option<reqwest::Response> = None;
+        let began = tokio::time::Instant::now();
+        let deadline = began + self.proxy.config.wait_for_worker;
+        let mut declined: Option<(Ticket, reqwest::Response)> = None;
         loop {
             // A worker that says no is better told at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
             let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
-                return Err(match declined {
-                    Some(response) => Unopened::Answer(response),
-                    None => Unopened::NoWorker(ApiError::unavailable(
-                        "no_worker",
-                        format!("No worker takes requests for the model `{}` at present.", self.inbound.model),
-                    )),
-                });
+                return Err(self.nobody(declined));
             };
             let listing = Arc::clone(ticket.listing());
             let outgoing = self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
@@ -159,7 +164,9 @@ impl Session {
                     self.journey.push(listing.key.to_string());
                     return Ok(upstream);
                 }
-                Ok(upstream) if !self.stream.produced() => return Err(Unopened::Answer(upstream.response)),
+                Ok(Upstream { ticket, fate: _, response }) if !self.stream.produced() => {
+                    return Err(Unopened::Answer(ticket, response));
+                }
                 Ok(upstream) => {
                     let status = upstream.response.status();
                     let text = upstream.response.text().await.unwrap_or_default();
@@ -170,23 +177,52 @@ impl Session {
                     let full = open && status == StatusCode::BAD_REQUEST && said;
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
-                Err((_, Declined::Status(response))) => {
+                Err((ticket, Declined::Status(response))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
                     self.tried.failed.push(listing);
                     if !self.stream.produced() {
                         self.retry(Leaving::Status);
                         if self.retries > self.proxy.config.max_retries {
-                            return Err(Unopened::Answer(response));
+                            return Err(Unopened::Answer(ticket, response));
                         }
-                        declined = Some(response);
+                        declined = Some((ticket, response));
                     }
                 }
                 Err((_, Declined::Unreachable(error))) => {
                     info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
                     self.tried.unreachable.push(listing);
+                    if self.proxy.sought_long_enough(began) {
+                        return Err(self.nobody(declined));
+                    }
+                }
+                Err((_, Declined::Lost(leaving, error))) => {
+                    let reason = leaving.as_str();
+                    info!(id = %self.inbound.id, worker = %listing.key, reason, error, "lost");
+                    self.tried.failed.push(listing);
+                    let max = self.proxy.config.max_retries;
+                    if self.stream.produced() {
+                        self.misses += 1;
+                        if self.misses > max {
+                            return Err(Unopened::RetriesExhausted(leaving));
+                        }
+                    } else {
+                        if self.retries >= max {
+                            return Err(Unopened::RetriesExhausted(leaving));
+                        }
+                        self.retry(leaving);
+                    }
                 }
             }
         }
+    }
+
+    /// No other worker takes it; the last one that said no has the word.
+    fn nobody(&self, declined: Option<(Ticket, reqwest::Response)>) -> Unopened {
+        if let Some((ticket, response)) = declined {
+            return Unopened::Answer(ticket, response);
+        }
+        let message = format!("No worker takes requests for the model `{}` at present.", self.inbound.model);
+        Unopened::NoWorker(ApiError::unavailable("no_worker", message))
     }
 
     fn retry(&mut self, reason: Leaving) {
@@ -212,6 +248,7 @@ impl Session {
             // One that ignores a chat's ids is asked again, in another way.
             if reason != Leaving::Broken(Broken::PromptIgnored) {
                 self.tried.failed.push(Arc::clone(ticket.listing()));
+                self.misses += u32::from(self.moving.is_some());
             }
             let failure = match self.stream.worker_failed(&mut self.out) {
                 Verdict::Finished => break "finished_by_router",
@@ -226,6 +263,7 @@ impl Session {
                 }
                 Verdict::Move if self.proxy.config.migration_limit == 0 => Some(Failure::MigrationOff),
                 Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some(Failure::LimitReached),
+                Verdict::Move if self.misses > self.proxy.config.max_retries => Some(Failure::RetriesExhausted),
                 Verdict::Move => {
                     let since = self.moving.take().map_or(since, |moving| moving.since);
                     self.moving = Some(Moving { reason, since });
@@ -263,6 +301,7 @@ impl Session {
                             Failure::Unmovable(reason)
                         }
                         Unopened::NoWorker(_) => Failure::NoWorker,
+                        Unopened::RetriesExhausted(_) => Failure::RetriesExhausted,
                         _ => Failure::RefusedByWorker,
                     };
                     ticket.settle(Outcome::Failed);
@@ -395,7 +434,7 @@ impl Session {
         }
         let config = &self.proxy.config;
         let spent = if self.stream.produced() {
-            self.moves >= config.migration_limit
+            self.moves >= config.migration_limit || self.moving.is_some() && self.misses >= config.max_retries
         } else {
             self.retries >= config.max_retries
         };
@@ -419,6 +458,7 @@ impl Session {
         }
         if let Some(Moving { reason, since }) = self.moving.take() {
             self.moves += 1;
+            self.misses = 0;
             let exactness = self.stream.exactness();
             metrics.migrations.with_label_values(&[reason.as_str(), exactness.as_str()]).inc();
             metrics.gap.observe(since.elapsed().as_secs_f64());

@@ -1,12 +1,13 @@
 //! Requests whose answer comes whole, and everything that is only passed on.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt;
+use futures_util::stream;
 use lastgasp_protocol::Mode;
 use serde_json::Value;
 use tracing::info;
@@ -34,37 +35,44 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     let started = Instant::now();
     let mut tried = Tried::default();
     let mut retries = 0;
-    let deadline = tokio::time::Instant::now() + proxy.config.wait_for_worker;
+    let began = tokio::time::Instant::now();
+    let deadline = began + proxy.config.wait_for_worker;
     let mut answer: Option<Response> = None;
+    let none = || {
+        let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
+        ApiError::unavailable("no_worker", message).into_response()
+    };
     let response = loop {
         let deadline = if answer.is_some() { tokio::time::Instant::now() } else { deadline };
         let Some(ticket) = proxy.reserve(&inbound.model, &mut tried, false, deadline).await else {
-            let none = || {
-                let message = format!("No worker takes requests for the model `{}` at present.", inbound.model);
-                ApiError::unavailable("no_worker", message).into_response()
-            };
             break answer.unwrap_or_else(none);
         };
         let listing = Arc::clone(ticket.listing());
-        let leaves = |fate: &Fate| matches!(fate, Fate::Move(Mode::Lost, _));
-        let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), leaves).await;
+        let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), is_lost).await;
         let reason = match sent {
             Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
-                break pass_on(upstream.response, Some(upstream.ticket));
+                break pass_on(&inbound, upstream.ticket, upstream.response);
             }
             Ok(upstream) => match whole(&proxy, upstream).await {
                 Ok(response) => break response,
                 Err(reason) => reason,
             },
             Err((ticket, Declined::Status(response))) => {
-                answer = Some(pass_on(response, Some(ticket)));
+                answer = Some(pass_on(&inbound, ticket, response));
                 "status".to_owned()
             }
             // It never had the request.
             Err((_, Declined::Unreachable(error))) => {
                 info!(id = %inbound.id, worker = %listing.key, error, "not reached");
                 tried.unreachable.push(listing);
+                if proxy.sought_long_enough(began) {
+                    break answer.unwrap_or_else(none);
+                }
                 continue;
+            }
+            Err((_, Declined::Lost(leaving, error))) => {
+                info!(id = %inbound.id, worker = %listing.key, error, "lost");
+                leaving.as_str().to_owned()
             }
         };
         info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
@@ -88,13 +96,18 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
     response
 }
 
+/// Its worker will say no more.
+const fn is_lost(fate: &Fate) -> bool {
+    matches!(fate, Fate::Move(Mode::Lost, _))
+}
+
 /// Reads an answer whole; says why if it is not one.
 async fn whole(proxy: &Proxy, upstream: Upstream) -> Result<Response, String> {
     let Upstream { ticket, mut fate, response } = upstream;
-    let head = head(&response, Some(&ticket));
+    let head = head(&response, &ticket);
     let body = tokio::select! {
         biased;
-        _ = fate.wait_for(|fate| matches!(fate, Fate::Move(Mode::Lost, _))) => return Err("lost".into()),
+        _ = fate.wait_for(is_lost) => return Err("lost".into()),
         body = response.bytes() => body.map_err(|error| chain(&error))?,
         leaving = proxy.silent(ticket.listing()) => return Err(leaving.as_str().into()),
     };
@@ -123,18 +136,25 @@ fn silent_failure(body: &Bytes) -> Option<&'static str> {
     (produced == Some(0) && !choices.iter().any(text)).then_some("produced_nothing")
 }
 
-/// A worker's answer as the client's, passed on as it comes. The ticket is held until it ends.
-pub(crate) fn pass_on(response: reqwest::Response, ticket: Option<Ticket>) -> Response {
-    let mut answer = head(&response, ticket.as_ref());
-    let body = response.bytes_stream().map(move |piece| {
-        let _held = &ticket;
-        piece
+/// A worker's answer as the client's, passed on as it comes, until the worker is lost. The ticket and the
+/// place among the requests under way are held until it ends.
+pub(crate) fn pass_on(inbound: &Inbound, ticket: Ticket, response: reqwest::Response) -> Response {
+    let mut answer = head(&response, &ticket);
+    let fate = ticket.listing().fate();
+    let held = (ticket, Arc::clone(&inbound.place));
+    let body = stream::unfold((response, fate, held), async |(mut response, mut fate, held)| {
+        let piece = tokio::select! {
+            biased;
+            piece = response.chunk() => piece.map_err(io::Error::other).transpose()?,
+            _ = fate.wait_for(is_lost) => Err(io::Error::other("the worker was lost")),
+        };
+        Some((piece, (response, fate, held)))
     });
     *answer.body_mut() = Body::from_stream(body);
     answer
 }
 
-fn head(response: &reqwest::Response, ticket: Option<&Ticket>) -> Response {
+fn head(response: &reqwest::Response, ticket: &Ticket) -> Response {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::from_u16(response.status().as_u16()).unwrap_or(StatusCode::BAD_GATEWAY);
     for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CONTENT_DISPOSITION] {
@@ -142,7 +162,7 @@ fn head(response: &reqwest::Response, ticket: Option<&Ticket>) -> Response {
             answer.headers_mut().insert(name, value.clone());
         }
     }
-    if let Some(worker) = ticket.and_then(|ticket| HeaderValue::try_from(ticket.listing().key.to_string()).ok()) {
+    if let Ok(worker) = HeaderValue::try_from(ticket.listing().key.to_string()) {
         answer.headers_mut().insert(WORKER_HEADER, worker);
     }
     answer

@@ -1,0 +1,67 @@
+//! Room for as many connections as the router promises.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tracing::{debug, warn};
+
+use crate::cli::Args;
+
+/// For what is neither a client's connection nor a worker's: NATS, listeners, files, probes.
+const OTHERS: u64 = 128;
+
+/// Raises the soft limit of open files to the hard one, and warns if that is too low. The usual soft limit
+/// of 1024 is for programs that use select(2) (systemd.exec(5), `LimitNOFILE=`); the hard one is ours to use.
+pub fn raise(args: &Args) {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => {
+            debug!(limit, "open files");
+            if let Some(text) = too_few(limit, args) {
+                warn!("{text}");
+            }
+        }
+        Err(error) => warn!(%error, "the limit of open files stays as it is"),
+    }
+}
+
+/// What is wrong with this limit, and how it is put right.
+fn too_few(limit: u64, args: &Args) -> Option<String> {
+    let Args { max_connections: clients, max_requests: requests, .. } = args;
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    // Every request under way has a connection to a worker besides that of its client.
+    let need = count(*clients).saturating_add(count(*requests)).saturating_add(OTHERS);
+    (limit < need).then(|| {
+        format!(
+            "at most {limit} files may be open, and --max-connections {clients} with --max-requests {requests} need \
+             {need}: raise the hard limit (LimitNOFILE={need} in the unit, --ulimit nofile={need} for the container), \
+             or lower them"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
+        raise(&Args::parse_from(["lastgasp-router"]));
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
+    }
+
+    #[test]
+    fn a_hard_limit_that_is_too_low_is_said_with_what_is_needed() {
+        let args = Args::parse_from(["lastgasp-router", "--max-connections", "1000", "--max-requests", "500"]);
+        assert_eq!(too_few(1628, &args), None);
+        let text = too_few(1627, &args).unwrap();
+        for part in ["--max-connections 1000", "--max-requests 500", "LimitNOFILE=1628"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let boundless = Args { max_requests: usize::MAX, ..args };
+        assert!(too_few(u64::MAX - 1, &boundless).is_some());
+    }
+}
