@@ -55,6 +55,14 @@ pub enum OpenError {
         /// What async-nats says.
         source: async_nats::Error,
     },
+    /// It would be made without what the contract needs: an old server takes no notice of what it does not know.
+    #[error("bucket {bucket} cannot be made by nats-server {version}, which has no message TTLs")]
+    OldServer {
+        /// Which bucket.
+        bucket: &'static str,
+        /// What the server says that it is.
+        version: String,
+    },
     /// The bucket exists, but does not keep what it is given as the contract says.
     #[error("bucket {bucket} {shape}; delete it (`nats kv del {bucket}`), and lastgasp makes it again")]
     Misshapen {
@@ -71,6 +79,7 @@ impl OpenError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Unavailable { source, .. } => Fault::of(&**source),
+            Self::OldServer { .. } => Fault::OldServer,
             Self::Misshapen { .. } => Fault::Misshapen,
         }
     }
@@ -243,6 +252,10 @@ impl Bucket {
         // Two daemons may race here; the server accepts the same configuration twice.
         if let Some(bucket) = Self::existing(context, name).await? {
             return Ok(Self { replicas, ..bucket });
+        }
+        let (client, (major, minor)) = (context.client(), OLDEST_SERVER);
+        if !client.is_server_compatible(i64::from(major), i64::from(minor), 0) {
+            return Err(OpenError::OldServer { bucket: name, version: client.server_info().version });
         }
         let config = stream::Config { num_replicas: replicas, ..contract(name) };
         let unavailable = |source: async_nats::Error| OpenError::Unavailable { bucket: name, source };

@@ -76,6 +76,9 @@ fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>) -> Finding {
     match bucket {
         Ok(Some(_)) => new(name, Verdict::Fine, "there, with per-message TTL"),
         Ok(None) => new(name, Verdict::Note, "not there yet; the daemon makes it"),
+        Err(error @ OpenError::OldServer { .. }) => {
+            new(name, Verdict::Broken, error.to_string()).fix(error.fault().fix())
+        }
         Err(OpenError::Misshapen { shape, .. }) => new(name, Verdict::Broken, format!("there, but it {shape}"))
             .fix(format!("`nats kv del {name}`, and let lastgasp make it")),
         Err(OpenError::Unavailable { source, .. }) => {
