@@ -6,11 +6,21 @@ use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::{Nats, Options};
+use tempfile::TempDir;
 
 use super::stage::{ENGINE, Stage};
 
-/// Writes until there is no room left, to a stream named `others`.
-async fn fill(context: &jetstream::Context) {
+/// Two listed workers on a server that has no room left: what takes it is a stream named `others`.
+async fn filled() -> (Stage, Discovery, jetstream::Context, (Nats, TempDir)) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_file_store: Some(128 * 1024), ..Options::default() };
+    let nats = Nats::start_with(folder.path(), options).await.unwrap();
+    let discovery = Discovery::watch(&nats).await.unwrap();
+    let stage = Stage::at(&nats.url()).await;
+    for worker in ["alpha", "beta"] {
+        discovery.listed(worker, WorkerState::Serving).await.unwrap();
+    }
+    let context = nats.jetstream().await.unwrap();
     let config = stream::Config { name: "others".into(), subjects: vec!["others".into()], ..Default::default() };
     context.create_stream(config).await.unwrap();
     // In steps that get smaller, so that no room is left even for a small record.
@@ -22,20 +32,12 @@ async fn fill(context: &jetstream::Context) {
             }
         }
     }
+    (stage, discovery, context, (nats, folder))
 }
 
 #[tokio::test]
 async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = Options { max_file_store: Some(128 * 1024), ..Options::default() };
-    let nats = Nats::start_with(folder.path(), options).await.unwrap();
-    let discovery = Discovery::watch(&nats).await.unwrap();
-    let mut stage = Stage::at(&nats.url()).await;
-    for worker in ["alpha", "beta"] {
-        discovery.listed(worker, WorkerState::Serving).await.unwrap();
-    }
-    let context = nats.jetstream().await.unwrap();
-    fill(&context).await;
+    let (mut stage, discovery, context, _nats) = filled().await;
 
     stage.kill("alpha").await;
     let told = stage.daemon.trouble("store_full").await.unwrap();
@@ -59,16 +61,7 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
 
 #[tokio::test]
 async fn a_life_that_came_and_went_meanwhile_leaves_no_record_of_the_one_before_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = Options { max_file_store: Some(128 * 1024), ..Options::default() };
-    let nats = Nats::start_with(folder.path(), options).await.unwrap();
-    let discovery = Discovery::watch(&nats).await.unwrap();
-    let mut stage = Stage::at(&nats.url()).await;
-    for worker in ["alpha", "beta"] {
-        discovery.listed(worker, WorkerState::Serving).await.unwrap();
-    }
-    let context = nats.jetstream().await.unwrap();
-    fill(&context).await;
+    let (mut stage, discovery, context, _nats) = filled().await;
 
     stage.kill("alpha").await;
     stage.daemon.trouble("store_full").await.unwrap();
