@@ -68,6 +68,7 @@ mod tests {
 
     use super::*;
     use crate::workers::Workers;
+    use crate::workers::tests::record;
 
     #[tokio::test(start_paused = true)]
     async fn thousands_of_workers_are_not_asked_all_at_once() {
@@ -90,11 +91,7 @@ mod tests {
         let (workers, arrivals) = Workers::new();
         tokio::spawn(run(arrivals, reqwest::Client::builder().no_proxy().build().unwrap()));
         for at in 0..WORKERS {
-            let record = json!({
-                "schema": 1, "node": "n", "worker": format!("w{at}"), "incarnation": "1", "epoch": 1,
-                "engine": "vllm", "models": ["m"], "endpoint": endpoint, "lease": "none",
-            });
-            workers.put(&WorkerRecord::parse(&format!("n.w{at}"), record.to_string().as_bytes()).unwrap(), 1);
+            workers.put(&WorkerRecord { endpoint: endpoint.clone(), ..record(&format!("w{at}"), "1", 1) }, 1);
         }
         answered.subscribe().wait_for(|answered| *answered == WORKERS).await.unwrap();
         assert_eq!(most.load(Ordering::Relaxed), AT_ONCE);

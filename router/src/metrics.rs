@@ -179,21 +179,15 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use lastgasp_protocol::WorkerRecord;
-    use serde_json::json;
-
     use super::*;
+    use crate::workers::tests::record;
 
     #[test]
     fn whoever_scrapes_at_the_same_time_reads_the_same() {
         const WORKERS: usize = 50;
         let (workers, _arrivals) = Workers::new();
         for at in 0..WORKERS {
-            let record = json!({
-                "schema": 1, "node": "n", "worker": format!("w{at}"), "incarnation": "1", "epoch": 1,
-                "engine": "vllm", "models": ["m"], "endpoint": "http://127.0.0.1:1", "lease": "none",
-            });
-            workers.put(&WorkerRecord::parse(&format!("n.w{at}"), record.to_string().as_bytes()).unwrap(), 1);
+            workers.put(&record(&format!("w{at}"), "1", 1), 1);
         }
         let _tickets: Vec<_> = (0..WORKERS)
             .scan(Vec::new(), |taken, _| {

@@ -171,17 +171,23 @@ async fn a_loss_is_reported_though_etcd_is_down_and_the_records_go_when_it_is_up
     sink.knows("alpha", 1).await;
 }
 
-/// Requests over NATS name no port: the operator names the instance.
+/// The record of an instance that takes its requests over NATS, and so names no port, as etcd lists it.
+async fn portless(etcd: &Etcd) -> (String, String, i64) {
+    let lease = etcd.grant(30).await.unwrap();
+    let key = "v1/instances/dynamo/backend/generate/a";
+    let value = r#"{"type":"Endpoint","instance_id":10,"transport":{"nats_tcp":"dynamo_backend.generate-a"}}"#;
+    etcd.put(key, value, lease).await.unwrap();
+    (key.to_owned(), value.to_owned(), lease)
+}
+
+/// The operator names the instance.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs etcd; cargo xtask test fetches it"]
 async fn an_instance_that_names_no_port_goes_by_its_configured_id() {
     let folder = tempfile::tempdir().unwrap();
     let etcd = Etcd::start(folder.path()).await.unwrap();
     let mut sink = Sink::of(DynamoBackend::Etcd { url: etcd.url() });
-    let lease = etcd.grant(30).await.unwrap();
-    let key = "v1/instances/dynamo/backend/generate/a";
-    let value = r#"{"type":"Endpoint","instance_id":10,"transport":{"nats_tcp":"dynamo_backend.generate-a"}}"#;
-    etcd.put(key, value, lease).await.unwrap();
+    let record = portless(&etcd).await;
     sink.notifier.known(&name("alpha"), "", Some(10));
     sink.knows("alpha", 1).await;
 
@@ -189,7 +195,7 @@ async fn an_instance_that_names_no_port_goes_by_its_configured_id() {
     sink.lose(&["alpha"], CauseKind::Hung).await;
     until("it is gone", async || listed(&etcd).await.is_empty()).await;
     sink.listed("alpha", NoticeKind::Serving, 2);
-    until("it is back", async || listed(&etcd).await == [(key.to_owned(), value.to_owned(), lease)]).await;
+    until("it is back", async || listed(&etcd).await == [record.clone()]).await;
 }
 
 /// Its value was not kept when it was seen, as that of all records of other nodes.
@@ -199,10 +205,7 @@ async fn a_record_that_was_seen_before_its_worker_was_known_comes_back_whole() {
     let folder = tempfile::tempdir().unwrap();
     let etcd = Etcd::start(folder.path()).await.unwrap();
     let mut sink = Sink::of(DynamoBackend::Etcd { url: etcd.url() });
-    let lease = etcd.grant(30).await.unwrap();
-    let key = "v1/instances/dynamo/backend/generate/a";
-    let value = r#"{"type":"Endpoint","instance_id":10,"transport":{"nats_tcp":"dynamo_backend.generate-a"}}"#;
-    etcd.put(key, value, lease).await.unwrap();
+    let record = portless(&etcd).await;
     // What was written later is seen later.
     let beta = Instance::start(0xb);
     let beta_lease = register(&etcd, &beta).await;
@@ -214,7 +217,7 @@ async fn a_record_that_was_seen_before_its_worker_was_known_comes_back_whole() {
     sink.listed("alpha", NoticeKind::Serving, 2);
 
     let mut whole = records(&[(&beta, beta_lease)]);
-    whole.push((key.to_owned(), value.to_owned(), lease));
+    whole.push(record);
     whole.sort();
     until("it is back", async || listed(&etcd).await == whole).await;
 }

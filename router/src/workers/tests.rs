@@ -2,7 +2,8 @@ use lastgasp_protocol::{Cause, CauseKind, SCHEMA};
 
 use super::*;
 
-fn record(worker: &str, incarnation: &str, epoch: u64) -> WorkerRecord {
+/// A worker of the node `n` that serves the model `m`.
+pub(crate) fn record(worker: &str, incarnation: &str, epoch: u64) -> WorkerRecord {
     let json = format!(
         r#"{{"schema":1,"node":"n","worker":"{worker}","incarnation":"{incarnation}","epoch":{epoch},"models":["m"],"endpoint":"http://h:1/"}}"#
     );

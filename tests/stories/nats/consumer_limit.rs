@@ -2,10 +2,7 @@
 //! Each daemon is one, and each router.
 
 use std::path::Path;
-use std::time::Duration;
 
-use async_nats::jetstream::kv;
-use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::Said;
 use lastgasp_tests::matrix;
@@ -13,7 +10,7 @@ use lastgasp_tests::nats::{Nats, Options};
 use lastgasp_tests::router::Router;
 use tokio::process::Command;
 
-use super::stage::{Record, SERVING, Stage};
+use super::stage::{Record, SERVING, Stage, contract};
 
 /// A stream that says nothing may have a single consumer.
 const ONE: &str = "jetstream { limits { default_max_consumers: 1 } }";
@@ -65,9 +62,7 @@ async fn a_router_too_many_is_told_and_lists_once_create_buckets_was_run() {
     let nats = server(folder.path(), ONE).await;
     let context = nats.jetstream().await.unwrap();
     // As an earlier version made it.
-    let marker = Some(Duration::from_secs(3600));
-    let made = kv::Config { bucket: WORKERS_BUCKET.into(), history: 1, limit_markers: marker, ..kv::Config::default() };
-    context.create_key_value(made).await.unwrap();
+    context.create_key_value(contract()).await.unwrap();
     let stage = Stage::at(&nats.url()).await;
     let book = Record::book(&context).await;
     book.stands("alpha").await;

@@ -7,12 +7,7 @@ use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
 
-use super::stage::{Record, Stage};
-
-fn contract() -> kv::Config {
-    let marker = Some(Duration::from_secs(3600));
-    kv::Config { bucket: WORKERS_BUCKET.into(), history: 1, limit_markers: marker, ..kv::Config::default() }
-}
+use super::stage::{Record, Stage, contract};
 
 #[tokio::test]
 async fn it_is_not_used_and_made_again_once_it_is_deleted() {

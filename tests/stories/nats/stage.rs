@@ -1,7 +1,8 @@
 //! Two engines and a daemon, and a NATS that the story brings with it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use async_nats::jetstream::kv;
 use lastgasp_protocol::kv::{Bucket, Value};
 use lastgasp_protocol::{WORKERS_BUCKET, WorkerRecord};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
@@ -18,6 +19,12 @@ pub(crate) const SERVING: &str = "lastgasp_router_workers{state=\"serving\"}";
 /// What the engines are started with. They themselves would say nothing of a death for an hour.
 pub(crate) const ENGINE: [&str; 6] =
     ["--tokens-per-second", "100", "--frontend", "rust", "--rust-notice-ms", "3600000"];
+
+/// The workers' bucket by the client's own calls, which say nothing about consumers.
+pub(crate) fn contract() -> kv::Config {
+    let marker = Some(Duration::from_secs(3600));
+    kv::Config { bucket: WORKERS_BUCKET.into(), history: 1, limit_markers: marker, ..kv::Config::default() }
+}
 
 /// Dropped from first to last.
 pub(crate) struct Stage {
@@ -96,7 +103,7 @@ impl Record {
                 return Self { bucket };
             }
             assert!(Instant::now() < deadline, "there is no bucket");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
@@ -111,7 +118,7 @@ impl Record {
                 return (WorkerRecord::parse(&key, value).expect("a record"), entry.revision);
             }
             assert!(Instant::now() < deadline, "{worker} is not listed");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
