@@ -16,7 +16,7 @@ use crate::config::NatsConfig;
 const PING_INTERVAL: Duration = Duration::from_millis(1500);
 /// Longest pause between attempts to connect.
 const LONGEST_RECONNECT: Duration = Duration::from_secs(2);
-/// How long a JetStream acknowledgement is awaited before the outcome counts as unknown.
+/// How long a place is kept for an acknowledgement that nobody waits for any more.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long any other answer is awaited. A server of a cluster does not answer who asks for a bucket that
 /// another is being given at that moment (measured with nats-server 2.15), and that is when all daemons
@@ -163,7 +163,7 @@ pub async fn keep_open(
     standing: Standing,
     opened: watch::Sender<Option<(jetstream::Context, Buckets)>>,
 ) {
-    let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client.clone());
+    let context = context(client.clone());
     let mut attempts = 0;
     loop {
         if link.wait_for(|link| *link == Link::Connected).await.is_err() {
@@ -232,13 +232,17 @@ async fn inspect(
     Some(buckets)
 }
 
+fn context(client: Client) -> jetstream::Context {
+    jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client)
+}
+
 /// Makes what is missing, and lets what is there have enough consumers: for a user that may, before daemons that
 /// may not.
 ///
 /// # Errors
 /// The server does not answer or refuses, or something of another shape is there.
 pub async fn create(client: Client, replicas: usize) -> Result<(), async_nats::Error> {
-    let context = jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client);
+    let context = context(client);
     let Buckets { workers, nodes, routers } = try_open(&context, replicas).await?;
     for bucket in [workers, nodes, routers] {
         bucket.admit_consumers().await?;
