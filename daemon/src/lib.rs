@@ -20,6 +20,7 @@ pub mod log;
 pub mod losses;
 pub mod metrics;
 pub mod notify;
+pub mod open_files;
 pub mod priority;
 pub mod privileges;
 pub mod processes;

@@ -1,17 +1,16 @@
 //! The daemon cannot write, or has no descriptors left. What it cannot do it says, and nobody is
 //! taken for dead because he could not be looked at.
 
-use std::time::Duration;
+use std::path::Path;
 
 use lastgasp_protocol::kv::Bucket;
 use lastgasp_protocol::{NODES_BUCKET, WorkerState};
 use lastgasp_tests::binaries;
-use lastgasp_tests::daemon::{Daemon, DaemonConfig};
+use lastgasp_tests::daemon::{Daemon, DaemonConfig, HealthConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
-use lastgasp_tests::process::Process;
 use nix::sys::signal::Signal;
 use tokio::process::Command;
 
@@ -44,78 +43,95 @@ async fn a_full_disk_under_its_log_changes_nothing() {
     );
 }
 
-/// Revision of the node's lease. It grows while a daemon is at work.
-async fn lease(nats: &Nats) -> u64 {
-    let context = async_nats::jetstream::new(nats.client().await.unwrap());
-    match Bucket::existing(&context, NODES_BUCKET).await.unwrap() {
-        Some(bucket) => bucket.read("node-a").await.unwrap().map_or(0, |entry| entry.revision),
-        None => 0,
+/// The least that a daemon of two workers starts with: all of it is kept for other things than pidfds.
+const LEAST: u32 = 168;
+
+fn limited_to(files: u32) -> Command {
+    after(&format!("ulimit -n {files}"))
+}
+
+#[tokio::test]
+async fn with_too_few_descriptors_it_does_not_start_and_says_how_many_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let config =
+        ["alpha", "beta"].iter().fold(DaemonConfig::new("node-a", "nats://127.0.0.1:9", "off", path), |all, name| {
+            all.with_vllm(name, name, "http://127.0.0.1:9".to_owned(), HealthConfig::default())
+        });
+    let mut command = limited_to(LEAST - 1);
+    command.arg("run").arg("--config").arg(config.write(path).unwrap());
+
+    let said = command.output().await.unwrap();
+
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.status.code(), Some(78), "{text}");
+    for part in ["at most 167 files", "LimitNOFILE=", "168 or more"] {
+        assert!(text.contains(part), "{text}");
     }
 }
 
-/// So few that some of what it wants to open cannot be.
+/// Without the kernel's events, and without a descriptor that becomes readable, they have to be looked at.
 #[tokio::test]
-async fn without_descriptors_the_living_stay_and_the_dead_are_found() {
-    /// How many too few there are at most. With less, it cannot even talk to NATS.
-    const LACKING: usize = 8;
-    /// It may open a few more than were counted.
-    const SPARE: usize = 2;
+async fn without_a_descriptor_for_any_process_the_dead_are_found_by_looking() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let nats = Nats::start(path).await.unwrap();
     let discovery = Discovery::watch(&nats).await.unwrap();
-    let arguments = ["--frontend", "rust", "--rust-notice-ms", "3600000"];
-    let alpha = Engine::start("alpha", &arguments, path).await.unwrap();
-    let beta = Engine::start("beta", &arguments, path).await.unwrap();
-    // Without the kernel's events a critical process that has no pidfd has to be looked at.
+    let [alpha, beta] = engines(path).await;
     let config = DaemonConfig::new("node-a", &nats.url(), "off", path).with(&alpha).with(&beta);
-    let enough = {
-        let daemon = Daemon::start(&config, path).await.unwrap();
-        discovery.listed("alpha", WorkerState::Serving).await.unwrap();
-        discovery.listed("beta", WorkerState::Serving).await.unwrap();
-        std::fs::read_dir(format!("/proc/{}/fd", daemon.process.identity.pid)).unwrap().count()
-    };
-    // Its ready file may be what it has no descriptor for: its lease shows whether it is at work.
-    let short = |limit: usize| {
-        let mut command = after(&format!("ulimit -n {limit}"));
-        command.arg("run").arg("--config").arg(config.write(path).unwrap());
-        Process::spawn("lastgasp-short", command, path).unwrap()
-    };
-    let (mut at_work, mut refused, mut fewest) = (0, 0, None);
-    for limit in (enough - LACKING..=enough + SPARE).rev() {
-        let before = lease(&nats).await;
-        let mut daemon = short(limit);
-        // Two renewals of its lease: it has looked around more than once by then.
-        let works = async {
-            while lease(&nats).await < before + 2 {
-                tokio::task::yield_now().await
-            }
-        };
-        tokio::select! {
-            () = works => {
-                at_work += 1;
-                fewest = Some(limit);
-            }
-            exited = daemon.exited() => {
-                exited.unwrap();
-                refused += 1;
-            }
-            // It cannot reach NATS, so it cannot harm anybody either.
-            () = tokio::time::sleep(Duration::from_secs(8)) => refused += 1,
-        }
-        assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (0, 0), "with {limit} descriptors");
-    }
+    let daemon = Daemon::start_by(limited_to(LEAST), &config, path).await.unwrap();
+    discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    discovery.listed("beta", WorkerState::Serving).await.unwrap();
+    daemon.counts("lastgasp_losses_total{hop=\"pidfd\",kind=\"open\"}", 2.0).await.unwrap();
 
-    let _daemon = short(fewest.expect("none of them was at work"));
     alpha.signal_core(Signal::SIGKILL);
+
     discovery.removed("alpha").await.unwrap();
     assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
     matrix::row(
-        "The daemon has too few file descriptors (RLIMIT_NOFILE), by 0 to 8",
-        "nobody is taken for dead because he could not be looked at; deaths are found",
-        &format!(
-            "{at_work} daemons at work and {refused} not, under {} limits: 0 withdrawals of living workers; a death found",
-            LACKING + SPARE + 1
-        ),
+        "The daemon has so few file descriptors (RLIMIT_NOFILE) that none is left for a pidfd, and no probes",
+        "critical processes are looked at every second; with still fewer it does not start",
+        "the one that died was withdrawn, the other stayed",
     );
+}
+
+/// As when another program has taken all that the node has, or somebody lowered the limit.
+#[tokio::test]
+async fn with_no_descriptor_left_the_living_stay_and_the_dead_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let nats = Nats::start(path).await.unwrap();
+    let discovery = Discovery::watch(&nats).await.unwrap();
+    let [alpha, beta] = engines(path).await;
+    let config = DaemonConfig::new("node-a", &nats.url(), "off", path).with(&alpha).with(&beta);
+    let daemon = Daemon::start(&config, path).await.unwrap();
+    discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    discovery.listed("beta", WorkerState::Serving).await.unwrap();
+    let pid = daemon.process.identity.pid.to_string();
+    let lowered = Command::new("prlimit").args(["--pid", &pid, "--nofile=1"]).status().await.unwrap();
+    assert!(lowered.success());
+    // It has looked around more than once by then.
+    let nodes = Bucket::existing(&nats.jetstream().await.unwrap(), NODES_BUCKET).await.unwrap().unwrap();
+    let lease = async || nodes.read("node-a").await.unwrap().unwrap().revision;
+    let before = lease().await;
+    while lease().await < before + 2 {}
+    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (0, 0));
+
+    alpha.signal_core(Signal::SIGKILL);
+
+    discovery.removed("alpha").await.unwrap();
+    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
+    matrix::row(
+        "The daemon can open nothing any more (RLIMIT_NOFILE lowered, or ENFILE)",
+        "nobody is taken for dead because he could not be looked at; deaths are found by what is open",
+        "two seconds without: no withdrawal; then a death found",
+    );
+}
+
+/// Neither says by itself that its engine core is gone.
+async fn engines(folder: &Path) -> [Engine; 2] {
+    let arguments = ["--frontend", "rust", "--rust-notice-ms", "3600000"];
+    let alpha = Engine::start("alpha", &arguments, folder).await.unwrap();
+    let beta = Engine::start("beta", &arguments, folder).await.unwrap();
+    [alpha, beta]
 }

@@ -43,6 +43,7 @@ use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::notify::Told;
+use crate::open_files::OpenFiles;
 use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
@@ -186,6 +187,7 @@ struct Supervisor {
     noticed: Vec<Noticed>,
     /// Critical processes that have no pidfd.
     without_pidfd: Vec<ProcessId>,
+    open_files: OpenFiles,
     /// When a change is to be seen in the status.
     publish_at: Option<Instant>,
     scanning: bool,
@@ -404,11 +406,13 @@ impl Supervisor {
 
     /// Fails where there is no descriptor for it; that it is gone already is no failure.
     fn watch_by_pidfd(&self, id: ProcessId) -> Result<(), PidfdError> {
+        let place = self.open_files.place(self.workers.len()).ok_or(PidfdError::TooManyFiles(id))?;
         match PidFd::open(id) {
             Ok(pidfd) => {
                 let messages = self.messages.clone();
                 tokio::spawn(async move {
                     let exit = pidfd.exited().await;
+                    drop((pidfd, place));
                     let _ = messages.send(Message::Exited(id, exit));
                 });
             }
@@ -418,12 +422,18 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Critical processes that there was no descriptor for: one may be free by now.
+    /// Critical processes that there was no descriptor for: there may be one by now, or they may be gone.
     fn retry_pidfds(&mut self) {
         for id in std::mem::take(&mut self.without_pidfd) {
             let watched = self.processes.get(id).is_some_and(|tracked| tracked.critical && !tracked.exit_seen);
-            if watched && self.watch_by_pidfd(id).is_err() {
+            if !watched || self.watch_by_pidfd(id).is_ok() {
+                continue;
+            }
+            if proc::is_alive(id) {
                 self.without_pidfd.push(id);
+            } else {
+                let exit = proc::zombie_wait_status(id).map_or(Exit::Unknown, Exit::from_wait_status);
+                let _ = self.messages.send(Message::Exited(id, exit));
             }
         }
     }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, Mode, WorkerConfig};
@@ -21,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::notify::Notifier;
 use crate::notify::dynamo::Dynamo;
 use crate::notify::infera::Infera;
+use crate::open_files::{OpenFiles, TooFew};
 use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
@@ -65,6 +65,9 @@ pub enum RunError {
     /// The connection cannot even be tried.
     #[error(transparent)]
     Nats(#[from] NatsError),
+    /// `RLIMIT_NOFILE`.
+    #[error(transparent)]
+    OpenFiles(#[from] TooFew),
     /// Another daemon holds this node's name.
     #[error("refused: {0}")]
     Refused(String),
@@ -95,7 +98,7 @@ impl RunError {
     pub const fn exit(&self) -> crate::cli::Exit {
         match self {
             Self::Refused(_) => crate::cli::Exit::Unavailable,
-            Self::Nats(NatsError::Login(_)) => crate::cli::Exit::Config,
+            Self::Nats(NatsError::Login(_)) | Self::OpenFiles(_) => crate::cli::Exit::Config,
             Self::NeverServed(_) => crate::cli::Exit::NotYet,
             Self::Ebpf(_) | Self::Nats(_) | Self::Status(_) | Self::EngineLost(_) | Self::Io { .. } => {
                 crate::cli::Exit::Failed
@@ -113,7 +116,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 /// # Errors
 /// See [`RunError`]. NATS that is not there is no error: it is waited for.
 pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
-    raise_open_files();
+    let open_files = OpenFiles::raise(config.workers.len())?;
     // Loading needs capabilities, which are per thread: before there are others.
     let load = || Probes::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
@@ -142,20 +145,10 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
-    let outcome = runtime.block_on(main(Arc::new(config), options, ebpf, kmsg, reduced, side.handle.clone()));
+    let outcome =
+        runtime.block_on(main(Arc::new(config), options, open_files, ebpf, kmsg, reduced, side.handle.clone()));
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
-}
-
-/// A worker takes several descriptors: its health, its critical processes. The usual soft limit of 1024
-/// is for programs that use select(2) (systemd.exec(5), LimitNOFILE=); the hard one is ours to use.
-fn raise_open_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
-    match raised {
-        Ok(limit) => tracing::debug!(limit, "open files"),
-        Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
-    }
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
@@ -201,6 +194,7 @@ impl Side {
 async fn main(
     config: Arc<Config>,
     options: RunOptions,
+    open_files: OpenFiles,
     ebpf: Result<(Probes, Ring), NoEbpf>,
     kmsg: std::io::Result<Kmsg>,
     reduced: Reduced,
@@ -321,6 +315,7 @@ async fn main(
         untold: Vec::new(),
         noticed: Vec::with_capacity(64),
         without_pidfd: Vec::new(),
+        open_files,
         publish_at: None,
         scanning: false,
         rescan: false,

@@ -258,7 +258,7 @@ pub fn all() -> io::Result<impl Iterator<Item = u32>> {
 /// `fs/proc/array.c`), and so it does for a status that is zero. Following `/proc/PID/exe` asks the
 /// same question (`PTRACE_MODE_READ_FSCREDS`, `proc_pid_get_link` in `fs/proc/base.c`): a zombie
 /// has no executable any more, so "not found" means permitted.
-pub(super) fn zombie_wait_status(process: ProcessId) -> Option<i32> {
+pub fn zombie_wait_status(process: ProcessId) -> Option<i32> {
     let stat = stat(process.tgid).filter(|stat| id_of(process.tgid, stat) == process && is_dead(stat))?;
     let status = stat.exit_code?;
     let permitted = || {
