@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use lastgasp_protocol::Name;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -16,7 +15,7 @@ use tracing::{error, info, warn};
 use crate::cli::Args;
 use crate::connections::{self, Limits};
 use crate::proxy::Proxy;
-use crate::tls::TlsListener;
+use crate::threads::Threads;
 use crate::workers::Workers;
 use crate::{introspect, nats, open_files, server, tls};
 
@@ -55,19 +54,16 @@ async fn serve(args: Args) -> Result<(), String> {
     let mut following = nats::follow(settings, Arc::clone(&proxy)).await.map_err(|error| format!("--nats: {error}"))?;
 
     let (stop, stopped) = watch::channel(false);
-    let routes = server::routes(proxy);
-    let limits = Limits { connections: args.max_connections, head: args.request_timeout };
-    let serving = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
-        Some((cert, key)) => {
-            let acceptor = tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?;
-            let listener = TlsListener::new(listener, acceptor).map_err(|error| format!("--listen: {error}"))?;
-            tokio::spawn(connections::serve(listener, routes, limits, stopped))
-        }
-        None => {
-            let listener = listener.tap_io(|connection| connections::tune(connection, connections::UNREAD));
-            tokio::spawn(connections::serve(listener, routes, limits, stopped))
-        }
+    let proxies: Result<Vec<_>, _> = (0..args.threads.get()).map(|_| proxy.for_another_runtime()).collect();
+    let proxies = proxies.map_err(|error| format!("HTTP client: {error}"))?;
+    let threads = Threads::start(proxies.into_iter().map(server::routes))
+        .map_err(|error| format!("--threads {}: {error}", args.threads))?;
+    let limits = Limits { connections: args.max_connections, head: args.request_timeout, unread: connections::UNREAD };
+    let acceptor = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
+        Some((cert, key)) => Some(tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?),
+        None => None,
     };
+    let serving = tokio::spawn(connections::serve(listener, acceptor, threads, limits, stopped));
     info!(%address, migration_limit = args.migration_limit, "listening");
     let mut ending = tokio::spawn(asked_to_end());
     tokio::select! {

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -94,6 +95,10 @@ pub struct Args {
     /// Connections of clients at once; more wait.
     #[arg(long, value_name = "N", env = "LASTGASP_MAX_CONNECTIONS", default_value_t = 16384)]
     pub max_connections: usize,
+
+    /// Threads that serve requests. By default as many as the router may use cores.
+    #[arg(long, value_name = "N", env = "LASTGASP_ROUTER_THREADS", default_value_t = cores(), hide_default_value = true)]
+    pub threads: NonZero<usize>,
 
     /// File with the keys that clients must send as `Authorization: Bearer KEY`, one a line.
     #[arg(long, value_name = "FILE", env = "LASTGASP_API_KEY_FILE")]
@@ -229,6 +234,10 @@ impl Args {
             api_keys,
         })
     }
+}
+
+fn cores() -> NonZero<usize> {
+    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

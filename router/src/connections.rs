@@ -7,22 +7,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
+
+use crate::threads::Threads;
 
 /// Most headers of a request. A browser sends about 20.
 pub const MAX_HEADERS: usize = 100;
 /// Most bytes of a request's head.
 pub const MAX_HEAD: usize = 64 * 1024;
-/// How long a client may leave what it was sent unacknowledged, or its window shut.
-pub const UNREAD: Duration = Duration::from_secs(120);
+/// How long a client may take to shake hands for TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long to wait after the system refused to accept: usually it has no more file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What clients together, and each of them, may have.
 #[derive(Debug, Clone, Copy)]
@@ -31,11 +35,16 @@ pub struct Limits {
     pub connections: usize,
     /// How long a client may take to send the head of a request, idle time before it included.
     pub head: Duration,
+    /// How long a client may leave what it was sent unacknowledged, or its window shut; then its connection
+    /// is ended.
+    pub unread: Duration,
 }
 
-/// Prepares a connection that was accepted. It is ended when the client has left what it was sent for
-/// so long ([`UNREAD`]).
-pub fn tune(connection: &TcpStream, unread: Duration) {
+/// [`Limits::unread`] of a router that serves people.
+pub const UNREAD: Duration = Duration::from_secs(120);
+
+/// Prepares a connection that was accepted.
+fn tune(connection: &TcpStream, unread: Duration) {
     // A token is smaller than a segment and must not wait for the next one.
     if let Err(error) = connection.set_nodelay(true) {
         warn!(%error, "TCP_NODELAY");
@@ -46,8 +55,15 @@ pub fn tune(connection: &TcpStream, unread: Duration) {
     }
 }
 
-/// Answers requests until told to stop; those that are under way then go on to their ends.
-pub async fn serve<L: Listener>(mut listener: L, routes: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
+/// Answers requests on `threads`, over TLS where there is an acceptor, until told to stop; those that are
+/// under way then go on to their ends.
+pub async fn serve(
+    listener: TcpListener,
+    acceptor: Option<TlsAcceptor>,
+    threads: Threads<Router>,
+    limits: Limits,
+    mut stopped: watch::Receiver<bool>,
+) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head).max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD);
     // A chunk of a stream is some hundred bytes: to copy it behind its length costs less than to hand three
@@ -58,19 +74,41 @@ pub async fn serve<L: Listener>(mut listener: L, routes: Router, limits: Limits,
     loop {
         let accept = async {
             let place = Arc::clone(&room).acquire_owned().await.expect("it is never closed");
-            (listener.accept().await.0, place)
+            // The runtime of the thread that is to have it must watch it.
+            (listener.accept().await.and_then(|(connection, _)| connection.into_std()), place)
         };
-        let (connection, place) = tokio::select! {
+        let (accepted, place) = tokio::select! {
             accepted = accept => accepted,
             _ = stopped.wait_for(|stop| *stop) => break,
         };
-        let service = TowerToHyperService::new(routes.clone());
-        let serving = graceful.watch(http.serve_connection(TokioIo::new(connection), service));
-        tokio::spawn(async move {
-            if let Err(error) = serving.await {
+        let connection = match accepted {
+            Ok(connection) => connection,
+            Err(error) => {
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let (http, acceptor, watcher) = (http.clone(), acceptor.clone(), graceful.watcher());
+        threads.spawn(async move |routes| {
+            let _place = place;
+            let connection = match TcpStream::from_std(connection) {
+                Ok(connection) => connection,
+                Err(error) => return warn!(%error, "a connection cannot be watched"),
+            };
+            tune(&connection, limits.unread);
+            let service = TowerToHyperService::new(Router::clone(&routes));
+            let served = match acceptor {
+                None => watcher.watch(http.serve_connection(TokioIo::new(connection), service)).await,
+                Some(acceptor) => match tokio::time::timeout(HANDSHAKE, acceptor.accept(connection)).await {
+                    Ok(Ok(secured)) => watcher.watch(http.serve_connection(TokioIo::new(secured), service)).await,
+                    Ok(Err(error)) => return debug!(%error, "no TLS"),
+                    Err(_) => return debug!("no TLS handshake in time"),
+                },
+            };
+            if let Err(error) = served {
                 debug!(%error, "a connection ended");
             }
-            drop(place);
         });
     }
     drop(listener);

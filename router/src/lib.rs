@@ -19,5 +19,6 @@ pub mod nats;
 pub mod open_files;
 pub mod proxy;
 pub mod server;
+pub mod threads;
 pub mod tls;
 pub mod workers;

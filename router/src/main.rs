@@ -13,7 +13,8 @@ use tracing_subscriber::EnvFilter;
 /// sysexits(3): the command line is wrong.
 const USAGE: u8 = 64;
 
-#[tokio::main]
+/// Follows NATS. Requests are served by other threads.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,

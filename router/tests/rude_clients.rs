@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::serve::ListenerExt as _;
 use lastgasp_router::config::Config;
 use lastgasp_router::connections::{self, Limits, MAX_HEAD, MAX_HEADERS};
 use lastgasp_router::proxy::Proxy;
 use lastgasp_router::server;
+use lastgasp_router::threads::Threads;
 use lastgasp_router::workers::Workers;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,13 +27,13 @@ struct Served {
 
 async fn serve(config: Config, connections: usize) -> Served {
     let (workers, _arrivals) = Workers::new();
-    let limits = Limits { connections, head: config.request_timeout };
+    let limits = Limits { connections, head: config.request_timeout, unread: UNREAD };
     let proxy = Proxy::new(workers, config).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let listener = listener.tap_io(|connection| connections::tune(connection, UNREAD));
-    tokio::spawn(connections::serve(listener, server::routes(Arc::clone(&proxy)), limits, stopped));
+    let threads = Threads::start([server::routes(Arc::clone(&proxy))]).unwrap();
+    tokio::spawn(connections::serve(listener, None, threads, limits, stopped));
     Served { address, proxy, _stop: stop }
 }
 

@@ -8,9 +8,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
-use lastgasp_router::tls::{TlsError, TlsListener, acceptor};
+use lastgasp_router::connections::{self, Limits, UNREAD};
+use lastgasp_router::threads::Threads;
+use lastgasp_router::tls::{TlsError, acceptor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -36,9 +39,12 @@ fn trusting() -> TlsConnector {
 async fn a_client_is_served_while_another_never_shakes_hands() {
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
-    let listener = TlsListener::new(tcp, acceptor(&file("cert.pem"), &file("key.pem")).unwrap()).unwrap();
+    let acceptor = acceptor(&file("cert.pem"), &file("key.pem")).unwrap();
     let routes = Router::new().route("/", get(async || "hello"));
-    tokio::spawn(axum::serve(listener, routes).into_future());
+    let limits = Limits { connections: 2, head: UNREAD, unread: UNREAD };
+    let (_stop, stopped) = watch::channel(false);
+    let threads = Threads::start([routes]).unwrap();
+    tokio::spawn(connections::serve(tcp, Some(acceptor), threads, limits, stopped));
 
     let silent = TcpStream::connect(address).await.unwrap();
     let connection = TcpStream::connect(address).await.unwrap();

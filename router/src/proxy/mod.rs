@@ -29,10 +29,11 @@ pub struct Proxy {
     /// The workers to choose from.
     pub workers: Arc<Workers>,
     /// What is counted.
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// What the operator chose.
     pub config: Config,
-    /// Connections to workers.
+    /// Connections to workers. Those that are kept for the next request belong to the runtime that made
+    /// them.
     pub client: reqwest::Client,
     /// Places for requests under way.
     pub room: Arc<Semaphore>,
@@ -44,18 +45,36 @@ impl Proxy {
     /// # Errors
     /// The HTTP client cannot be made.
     pub fn new(workers: Arc<Workers>, config: Config) -> Result<Arc<Self>, reqwest::Error> {
-        let client = reqwest::Client::builder()
-            .http1_only()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .pool_max_idle_per_host(256)
-            .pool_idle_timeout(IDLE)
-            .build()?;
         let room = Arc::new(Semaphore::new(config.max_requests.min(Semaphore::MAX_PERMITS)));
-        Ok(Arc::new(Self { workers, metrics: Metrics::default(), config, client, room }))
+        Ok(Arc::new(Self { workers, metrics: Arc::default(), config, client: client()?, room }))
     }
+
+    /// The same proxy for another runtime, with connections of its own.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be made.
+    pub fn for_another_runtime(&self) -> Result<Arc<Self>, reqwest::Error> {
+        let Self { workers, metrics, config, client: _, room } = self;
+        Ok(Arc::new(Self {
+            workers: Arc::clone(workers),
+            metrics: Arc::clone(metrics),
+            config: config.clone(),
+            client: client()?,
+            room: Arc::clone(room),
+        }))
+    }
+}
+
+fn client() -> Result<reqwest::Client, reqwest::Error> {
+    reqwest::Client::builder()
+        .http1_only()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .pool_max_idle_per_host(256)
+        .pool_idle_timeout(IDLE)
+        .build()
 }
 
 /// What is passed on to a worker: everything but what belongs to one connection, and the
