@@ -53,7 +53,7 @@ struct Arguments {
     /// Deaths of each sort; a tenth where each takes seconds.
     #[arg(long, value_name = "N", default_value_t = DEATHS)]
     deaths: usize,
-    /// Only these parts of `death` and `node`.
+    /// Only these parts of `death`, `node` and `router`.
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = PARTS)]
     only: Vec<String>,
     /// Another version of what is measured, in turns with this one: of `lastgasp` for `death`, of
@@ -71,8 +71,21 @@ struct Arguments {
 /// For a 99th percentile that is not the largest of all.
 const DEATHS: usize = 300;
 
-/// Situations of `death`, and sections of `node`.
-const PARTS: [&str; 8] = ["quiet", "busy", "core", "large", "dump", "idle", "storms", "programs"];
+/// Situations of `death`, and sections of `node` and of `router`.
+const PARTS: [&str; 12] = [
+    "quiet",
+    "busy",
+    "core",
+    "large",
+    "dump",
+    "idle",
+    "storms",
+    "programs",
+    "latency",
+    "throughput",
+    "memory",
+    "moves",
+];
 
 /// A bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

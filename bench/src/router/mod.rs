@@ -20,10 +20,20 @@ pub(crate) async fn run(options: &Options) -> Result<Vec<Section>, BenchError> {
     // It would have to be installed, only to see whether the bench runs.
     let python = if options.quick { None } else { Some(parts::python().await?) };
     let stage = Stage::set(python.as_deref(), options.beside.as_deref()).await?;
-    let mut sections = passing::run(&stage, options).await?;
-    sections.push(passing::memory(&stage, python.as_deref(), options).await?);
+    let mut sections = Vec::new();
+    if options.wants("latency") {
+        sections.extend(passing::latency(&stage, options).await?);
+    }
+    if options.wants("throughput") {
+        sections.extend(passing::throughput(&stage, options).await?);
+    }
+    if options.wants("memory") {
+        sections.push(passing::memory(&stage, python.as_deref(), options).await?);
+    }
     drop(stage);
-    sections.extend(moves::run(python.as_deref(), options).await?);
+    if options.wants("moves") {
+        sections.extend(moves::run(python.as_deref(), options).await?);
+    }
     Ok(sections)
 }
 

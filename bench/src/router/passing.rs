@@ -36,7 +36,7 @@ struct Found {
     shares: [Vec<f64>; 3],
 }
 
-pub(super) async fn run(stage: &Stage, options: &Options) -> Result<Vec<Section>, BenchError> {
+pub(super) async fn latency(stage: &Stage, options: &Options) -> Result<[Section; 2], BenchError> {
     let rounds = if options.quick { 1 } else { 4 };
     let mut found: HashMap<(usize, &str), Found> = HashMap::new();
     let mut progress = Progress::begin("added latency", rounds * LOADS.len() * stage.routers().len());
@@ -59,8 +59,7 @@ pub(super) async fn run(stage: &Stage, options: &Options) -> Result<Vec<Section>
     let mut loads: Vec<usize> = found.keys().map(|(streams, _)| *streams).collect();
     loads.sort_unstable();
     loads.dedup();
-    let (flood_rate, flood_shares) = flood(stage, options).await?;
-    Ok(vec![latency(&found, &loads, stage), cost(&found, &loads, stage), flood_rate, flood_shares])
+    Ok([added(&found, &loads, stage), cost(&found, &loads, stage)])
 }
 
 async fn pass(
@@ -117,7 +116,7 @@ fn delay(token: &Token) -> f64 {
     token.received.saturating_sub(token.sent) as f64 / 1e3
 }
 
-fn latency(found: &HashMap<(usize, &str), Found>, loads: &[usize], stage: &Stage) -> Section {
+fn added(found: &HashMap<(usize, &str), Found>, loads: &[usize], stage: &Stage) -> Section {
     let mut rows = Vec::new();
     for streams in loads {
         let load = format!("{streams} streams");
@@ -191,7 +190,7 @@ fn cost(found: &HashMap<(usize, &str), Found>, loads: &[usize], stage: &Stage) -
 }
 
 /// As many chunks as the machine carries.
-async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), BenchError> {
+pub(super) async fn throughput(stage: &Stage, options: &Options) -> Result<[Section; 2], BenchError> {
     let rounds = if options.quick { 1 } else { 5 };
     let (streams, tokens) = if options.quick { (8, 100) } else { FLOOD };
     let order = Order { tokens, pace: Duration::ZERO };
@@ -255,7 +254,7 @@ async fn flood(stage: &Stage, options: &Options) -> Result<(Section, Section), B
         rows: used,
         plots: Vec::new(),
     };
-    Ok((rate, shares))
+    Ok([rate, shares])
 }
 
 /// What a stream keeps in memory.

@@ -1,6 +1,7 @@
 //! A streaming request: the continuation engine between a client and the workers that serve it in turn.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -26,6 +27,8 @@ use crate::workers::{Fate, Outcome, Ticket};
 const QUEUE: usize = 16;
 /// Bytes that may wait on top of that.
 const HIGH_WATER: usize = 256 * 1024;
+/// Bytes that are sent at once, though more may be had.
+const TOGETHER: usize = 16 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room. The second is vLLM's
@@ -110,6 +113,19 @@ async fn next(mut fate: watch::Receiver<Fate>) -> watch::Receiver<Fate> {
         std::future::pending().await
     }
     fate
+}
+
+/// Lets every other task run that is ready to.
+async fn another_turn() {
+    let mut turned = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut turned, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
 }
 
 /// A move that is counted when the next worker gives its first chunk.
@@ -356,6 +372,10 @@ impl Session {
         let mut looked = false;
         let mut heard = tokio::time::Instant::now();
         let patience = proxy.patience();
+        // Pieces that came together are sent together: one write to the client costs more than all else that
+        // is done with a piece. The next one is behind the task that reads the connection, which runs when
+        // this one has given it a turn.
+        let mut more = false;
         // When it was heard or looked into last.
         let mut checked = heard;
         // Made once and not for each chunk: to put them into the runtime's lists, and to take them out
@@ -388,7 +408,7 @@ impl Session {
                     looked = false;
                 }
                 Ok(()) = changes.changed(), if leaving.is_some() => looked = false,
-                Ok(permit) = client.reserve(), if !self.out.is_empty() => {
+                Ok(permit) = client.reserve(), if !self.out.is_empty() && (!more || self.out.len() >= TOGETHER) => {
                     permit.send(Ok(std::mem::take(&mut self.out).into()));
                 }
                 piece = response.chunk(), if self.out.len() < HIGH_WATER => {
@@ -405,11 +425,9 @@ impl Session {
                         Progress::Complete | Progress::Rejected => return End::Complete,
                         Progress::Broken(broken) => return End::Lost(Leaving::Broken(broken)),
                     }
-                    // Most clients keep up, and then there is nothing to wait for.
-                    if !self.out.is_empty() && let Ok(permit) = client.try_reserve() {
-                        permit.send(Ok(std::mem::take(&mut self.out).into()));
-                    }
+                    more = true;
                 }
+                () = another_turn(), if more && !self.out.is_empty() => more = false,
                 () = &mut look => {
                     if checked.elapsed() >= patience {
                         if let Some(leaving) = proxy.look_into(&listing, heard.elapsed()).await {
