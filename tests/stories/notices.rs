@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::serve::Listener;
 use axum::{Json, Router};
 use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_protocol::kv::{Bucket, Value as Stored};
-use lastgasp_router::tls::{TlsListener, acceptor};
+use lastgasp_router::connections::{self, Limits, UNREAD};
+use lastgasp_router::threads::Threads;
+use lastgasp_router::tls::acceptor;
 use lastgasp_tests::daemon::DaemonConfig;
 use lastgasp_tests::process::GIVE_UP;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::scene::Scene;
 
@@ -39,28 +40,29 @@ struct Received {
 struct Receiver {
     address: SocketAddr,
     received: Arc<Received>,
+    _stop: watch::Sender<bool>,
 }
 
 impl Receiver {
     async fn start(address: &str, silent: bool) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        Self::behind(listener, address, silent)
+        Self::serving(TcpListener::bind(address).await.unwrap(), false, silent)
     }
 
     /// By HTTPS, with a certificate for `localhost` that no authority has signed.
     async fn start_tls() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let acceptor = acceptor(&tls("cert.pem"), &tls("key.pem")).unwrap();
-        Self::behind(TlsListener::new(listener, acceptor).unwrap(), address, false)
+        Self::serving(listener, true, false)
     }
 
-    fn behind<L: Listener<Addr: std::fmt::Debug>>(listener: L, address: SocketAddr, silent: bool) -> Self {
+    fn serving(listener: TcpListener, secured: bool, silent: bool) -> Self {
+        let address = listener.local_addr().unwrap();
+        let acceptor = secured.then(|| acceptor(&tls("cert.pem"), &tls("key.pem")).unwrap());
         let received = Arc::new(Received { silent, ..Received::default() });
         let app = Router::new().route("/hook", axum::routing::post(take)).with_state(Arc::clone(&received));
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { address, received }
+        let limits = Limits { connections: 16, head: GIVE_UP, unread: UNREAD };
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(connections::serve(listener, acceptor, Threads::start([app]).unwrap(), limits, stopped));
+        Self { address, received, _stop: stop }
     }
 
     /// Looks into discovery for the workers `of_one` whenever something comes in.
