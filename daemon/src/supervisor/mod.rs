@@ -373,7 +373,17 @@ impl Supervisor {
                     *chosen = Some((process.clone(), *at));
                 }
             }
-            Kind::ProbeAnswered | Kind::Serving { .. } => self.workers[*worker].stuck.clear(),
+            Kind::ProbeAnswered => self.workers[*worker].stuck.clear(),
+            Kind::Serving { .. } => {
+                self.workers[*worker].stuck.clear();
+                // All of its processes are there now, and nobody has told of those that came since the last look.
+                if self.probes.is_none() {
+                    self.rescan = true;
+                    if !self.scanning {
+                        self.start_scan();
+                    }
+                }
+            }
             _ => {}
         }
     }
