@@ -49,7 +49,7 @@ pub enum Exit {
     NotYet,
     /// 77: the daemon's socket may not be opened.
     NotAllowed,
-    /// 78: the configuration is wrong.
+    /// 78: the configuration is wrong, or for `run`, too few files may be open.
     Config,
 }
 
@@ -95,7 +95,7 @@ Every setting can be given by environment too: `lastgasp check-config --settings
 
 Exit codes: 0 after SIGTERM or SIGINT, 1 failed (for --sidecar also: the engine was lost, and is
 withdrawn), 64 wrong command line, 69 a live daemon has this node's name, 75 the engine did not serve
-within --startup-deadline, 78 wrong configuration.";
+within --startup-deadline, 78 wrong configuration or too few open files.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:

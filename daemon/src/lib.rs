@@ -21,7 +21,6 @@ pub mod losses;
 pub mod metrics;
 pub mod notify;
 pub mod open_files;
-pub mod priority;
 pub mod privileges;
 pub mod processes;
 pub mod sensors;

@@ -1,11 +1,9 @@
 //! Room for what must be opened at any moment: a file of `/proc`, a connection to NATS or to an engine.
 //!
-//! pidfds are the one thing that a daemon has many of and can do without, so they take only what the
-//! rest will never need.
+//! pidfds are the one thing that a daemon has many of and can do without, so a new one is opened only where
+//! it leaves what the rest may need. Those that are open stay when more workers declare themselves.
 
 use std::sync::Arc;
-
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// For what belongs to no worker: probes, NATS, status (up to 64 clients over HTTP), logs, `/proc`.
 const OTHERS: u64 = 160;
@@ -38,16 +36,16 @@ pub struct TooFew {
 }
 
 impl OpenFiles {
-    /// Raises the soft limit to the hard one. The usual soft limit of 1024 is for programs that use
-    /// select(2) (systemd.exec(5), `LimitNOFILE=`); the hard one is ours to use.
+    /// Raises the soft limit to the hard one.
     ///
     /// # Errors
     /// There is no room for so many workers, even without any pidfd.
     pub fn raise(workers: usize) -> Result<Self, TooFew> {
-        let raised = getrlimit(Resource::RLIMIT_NOFILE)
-            .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard).or(Ok(soft)));
-        let files = Self::of(raised.unwrap_or(u64::MAX));
-        tracing::debug!(limit = files.limit, "open files");
+        let limit = lastgasp_process::open_files::raise().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the limit of open files stays as it is");
+            u64::MAX
+        });
+        let files = Self::of(limit);
         let need = need(workers);
         if files.limit < need { Err(TooFew { limit: files.limit, need }) } else { Ok(files) }
     }

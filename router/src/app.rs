@@ -58,7 +58,12 @@ async fn serve(args: Args) -> Result<(), String> {
     let proxies = proxies.map_err(|error| format!("HTTP client: {error}"))?;
     let threads = Threads::start(proxies.into_iter().map(server::routes))
         .map_err(|error| format!("--threads {}: {error}", args.threads))?;
-    let limits = Limits { connections: args.max_connections, head: args.request_timeout, unread: connections::UNREAD };
+    let limits = Limits {
+        connections: args.max_connections,
+        head: args.request_timeout,
+        handshake: connections::HANDSHAKE,
+        unread: connections::UNREAD,
+    };
     let acceptor = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
         Some((cert, key)) => Some(tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?),
         None => None,

@@ -3,6 +3,7 @@
 //! A client that sends its request a byte at a time, opens thousands of connections, or never reads
 //! its answer costs the others nothing.
 
+use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +24,6 @@ use crate::threads::Threads;
 pub const MAX_HEADERS: usize = 100;
 /// Most bytes of a request's head.
 pub const MAX_HEAD: usize = 64 * 1024;
-/// How long a client may take to shake hands for TLS.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long to wait after the system refused to accept: usually it has no more file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,11 +34,15 @@ pub struct Limits {
     pub connections: usize,
     /// How long a client may take to send the head of a request, idle time before it included.
     pub head: Duration,
+    /// How long a client may take to shake hands for TLS.
+    pub handshake: Duration,
     /// How long a client may leave what it was sent unacknowledged, or its window shut; then its connection
     /// is ended.
     pub unread: Duration,
 }
 
+/// [`Limits::handshake`] of a router that serves people.
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// [`Limits::unread`] of a router that serves people.
 pub const UNREAD: Duration = Duration::from_secs(120);
 
@@ -71,6 +74,7 @@ pub async fn serve(
     http.writev(false);
     let room = Arc::new(Semaphore::new(limits.connections));
     let graceful = GracefulShutdown::new();
+    let mut accepting = true;
     loop {
         let accept = async {
             let place = Arc::clone(&room).acquire_owned().await.expect("it is never closed");
@@ -83,13 +87,19 @@ pub async fn serve(
         };
         let connection = match accepted {
             Ok(connection) => connection,
+            // The client has left before it was its turn (accept(2)).
+            Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | ConnectionRefused) => continue,
             Err(error) => {
-                warn!(%error, "cannot accept a connection");
+                if std::mem::take(&mut accepting) {
+                    warn!(%error, "no connection is accepted until there is room again");
+                }
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
         };
-        let (http, acceptor, watcher) = (http.clone(), acceptor.clone(), graceful.watcher());
+        accepting = true;
+        let (http, acceptor, watcher, mut stopped) =
+            (http.clone(), acceptor.clone(), graceful.watcher(), stopped.clone());
         threads.spawn(async move |routes| {
             let _place = place;
             let connection = match TcpStream::from_std(connection) {
@@ -100,11 +110,18 @@ pub async fn serve(
             let service = TowerToHyperService::new(Router::clone(&routes));
             let served = match acceptor {
                 None => watcher.watch(http.serve_connection(TokioIo::new(connection), service)).await,
-                Some(acceptor) => match tokio::time::timeout(HANDSHAKE, acceptor.accept(connection)).await {
-                    Ok(Ok(secured)) => watcher.watch(http.serve_connection(TokioIo::new(secured), service)).await,
-                    Ok(Err(error)) => return debug!(%error, "no TLS"),
-                    Err(_) => return debug!("no TLS handshake in time"),
-                },
+                Some(acceptor) => {
+                    let shaken = tokio::select! {
+                        shaken = tokio::time::timeout(limits.handshake, acceptor.accept(connection)) => shaken,
+                        // It has not asked for anything yet.
+                        _ = stopped.wait_for(|stop| *stop) => return,
+                    };
+                    match shaken {
+                        Ok(Ok(secured)) => watcher.watch(http.serve_connection(TokioIo::new(secured), service)).await,
+                        Ok(Err(error)) => return debug!(%error, "no TLS"),
+                        Err(_) => return debug!("no TLS handshake in time"),
+                    }
+                }
             };
             if let Err(error) = served {
                 debug!(%error, "a connection ended");

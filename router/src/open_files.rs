@@ -1,19 +1,17 @@
 //! Room for as many connections as the router promises.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
 use crate::cli::Args;
 
 /// For what is neither a client's connection nor a worker's: NATS, listeners, files, probes.
 const OTHERS: u64 = 128;
+/// What a thread that serves has open: its epoll, what wakes it, signals.
+const EACH_THREAD: usize = 4;
 
-/// Raises the soft limit of open files to the hard one, and warns if that is too low. The usual soft limit
-/// of 1024 is for programs that use select(2) (systemd.exec(5), `LimitNOFILE=`); the hard one is ours to use.
+/// Raises the limit, and warns if it is too low all the same.
 pub fn raise(args: &Args) {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
-    match raised {
+    match lastgasp_process::open_files::raise() {
         Ok(limit) => {
             debug!(limit, "open files");
             if let Some(text) = too_few(limit, args) {
@@ -26,10 +24,11 @@ pub fn raise(args: &Args) {
 
 /// What is wrong with this limit, and how it is put right.
 fn too_few(limit: u64, args: &Args) -> Option<String> {
-    let Args { max_connections: clients, max_requests: requests, .. } = args;
+    let Args { max_connections: clients, max_requests: requests, threads, .. } = args;
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     // Every request under way has a connection to a worker besides that of its client.
-    let need = count(*clients).saturating_add(count(*requests)).saturating_add(OTHERS);
+    let of_threads = count(threads.get().saturating_mul(EACH_THREAD));
+    let need = count(*clients).saturating_add(count(*requests)).saturating_add(of_threads).saturating_add(OTHERS);
     (limit < need).then(|| {
         format!(
             "at most {limit} files may be open, and --max-connections {clients} with --max-requests {requests} need \
@@ -46,19 +45,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one() {
-        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
-        raise(&Args::parse_from(["lastgasp-router"]));
-        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
-    }
-
-    #[test]
     fn a_hard_limit_that_is_too_low_is_said_with_what_is_needed() {
-        let args = Args::parse_from(["lastgasp-router", "--max-connections", "1000", "--max-requests", "500"]);
-        assert_eq!(too_few(1628, &args), None);
-        let text = too_few(1627, &args).unwrap();
-        for part in ["--max-connections 1000", "--max-requests 500", "LimitNOFILE=1628"] {
+        let args = Args::parse_from([
+            "lastgasp-router",
+            "--max-connections",
+            "1000",
+            "--max-requests",
+            "500",
+            "--threads",
+            "2",
+        ]);
+        assert_eq!(too_few(1636, &args), None);
+        let text = too_few(1635, &args).unwrap();
+        for part in ["--max-connections 1000", "--max-requests 500", "LimitNOFILE=1636"] {
             assert!(text.contains(part), "{text}");
         }
         let boundless = Args { max_requests: usize::MAX, ..args };

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::continuation::Endpoint;
 use crate::errors::ApiError;
 use crate::proxy::unary::Kind;
-use crate::proxy::{Inbound, Proxy, forwarded, stream, unary};
+use crate::proxy::{Inbound, Proxy, aside, forwarded, stream, unary};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -103,7 +103,8 @@ async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<St
     let place = Arc::clone(&proxy.room).try_acquire_owned().map_err(|_| ApiError::full(proxy.config.max_requests))?;
     let (parts, body) = request.into_parts();
     let body = bounded(body, &proxy.config).await?;
-    let object: Option<Map<String, Value>> = serde_json::from_slice(&body).ok();
+    let text = body.clone();
+    let object: Option<Map<String, Value>> = aside(body.len(), move || serde_json::from_slice(&text).ok()).await;
     let model = match object.as_ref().and_then(|object| object.get("model")) {
         Some(Value::String(model)) => model.clone(),
         Some(_) => return Err(ApiError::invalid(Some("model"), "`model` must be a string.")),

@@ -7,9 +7,12 @@
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
+use lastgasp_process::priority;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+use tracing::debug;
 
 /// Threads that serve connections. When it is dropped they end, and what they serve.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ pub struct Threads<S> {
 #[derive(Debug)]
 struct Thread<S> {
     runtime: Handle,
-    /// What it serves with. Every connection that it has holds one more.
+    /// What it serves with.
     served: Arc<S>,
     _end: oneshot::Sender<()>,
 }
@@ -32,24 +35,44 @@ impl<S: Send + Sync + 'static> Threads<S> {
     /// A runtime or a thread cannot be had.
     pub fn start(served: impl IntoIterator<Item = S>) -> io::Result<Self> {
         let start = |(number, served)| {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let handle = runtime.handle().clone();
-            let (end, ended) = oneshot::channel::<()>();
-            std::thread::Builder::new().name(format!("serving-{number}")).spawn(move || {
-                // It is never sent anything: an error says that it is time.
-                _ = runtime.block_on(ended);
-                runtime.shutdown_background();
-            })?;
-            Ok(Thread { runtime: handle, served: Arc::new(served), _end: end })
+            let (runtime, end) = thread(number)?;
+            Ok(Thread { runtime, served: Arc::new(served), _end: end })
         };
         Ok(Self { each: served.into_iter().enumerate().map(start).collect::<io::Result<_>>()? })
     }
 
-    /// Runs a task on the thread that has the fewest.
+    /// Runs a task on the thread that has the fewest. A stream is three of them there: who reads it, who
+    /// continues it and who writes it; a connection that waits for the next request is one.
     pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: impl FnOnce(Arc<S>) -> F) {
-        let Some(thread) = self.each.iter().min_by_key(|thread| Arc::strong_count(&thread.served)) else { return };
+        let Some(thread) = self.each.iter().min_by_key(|thread| thread.runtime.metrics().num_alive_tasks()) else {
+            return;
+        };
         thread.runtime.spawn(task(Arc::clone(&thread.served)));
     }
+}
+
+/// A thread with a runtime of its own, until the sender is dropped.
+fn thread(number: usize) -> io::Result<(Handle, oneshot::Sender<()>)> {
+    let (end, ended) = oneshot::channel::<()>();
+    let (begun, beginning) = sync_channel(1);
+    std::thread::Builder::new().name(format!("serving-{number}")).spawn(move || {
+        // Among those that never sleep, a thread that does need not wait until they have had their turns.
+        if let Err(error) = priority::short_slice() {
+            debug!(%error, "no short slice");
+        }
+        // Here, since it may not be dropped where another one runs.
+        let runtime = match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(begun.send(Err(error))),
+        };
+        if begun.send(Ok(runtime.handle().clone())).is_ok() {
+            // It is never sent anything: an error says that it is time.
+            _ = runtime.block_on(ended);
+        }
+        runtime.shutdown_background();
+    })?;
+    let handle = beginning.recv().map_err(io::Error::other)??;
+    Ok((handle, end))
 }
 
 #[cfg(test)]
@@ -62,22 +85,36 @@ mod tests {
     async fn a_task_goes_to_the_thread_that_has_the_fewest() {
         let threads = Threads::start(["a", "b"]).unwrap();
         let (told, mut telling) = mpsc::unbounded_channel();
+        let ends: Vec<_> = (0..4)
+            .map(|_| {
+                let (end, ended) = oneshot::channel::<()>();
+                let told = told.clone();
+                threads.spawn(async move |served| {
+                    told.send((*served, std::thread::current().name().map(str::to_owned))).unwrap();
+                    _ = ended.await;
+                    // Until it is gone, it counts.
+                    told.send((*served, None)).unwrap();
+                });
+                end
+            })
+            .collect();
         let mut places = Vec::new();
         for _ in 0..4 {
-            let told = told.clone();
-            threads.spawn(async move |served| {
-                let thread = std::thread::current().name().map(str::to_owned);
-                told.send((*served, thread, served)).unwrap();
-            });
             places.push(telling.recv().await.unwrap());
         }
-        let on = |wanted: &str| places.iter().filter(|(name, ..)| *name == wanted).count();
-        assert_eq!((on("a"), on("b")), (2, 2));
-        for (name, thread, _) in &places {
-            assert_eq!(thread.as_deref(), Some(if *name == "a" { "serving-0" } else { "serving-1" }));
+        places.sort();
+        let place = |name, thread: &str| (name, Some(thread.to_owned()));
+        assert_eq!(
+            places,
+            [place("a", "serving-0"), place("a", "serving-0"), place("b", "serving-1"), place("b", "serving-1")]
+        );
+        // Which of the threads it was that the first one had.
+        drop(ends.into_iter().next());
+        let (freed, _) = telling.recv().await.unwrap();
+        while threads.each.iter().map(|thread| thread.runtime.metrics().num_alive_tasks()).sum::<usize>() > 3 {
+            tokio::task::yield_now().await;
         }
-        let freed = places.remove(0).0;
-        threads.spawn(async move |served| drop(told.send((*served, None, served))));
+        threads.spawn(async move |served| drop(told.send((*served, None))));
         assert_eq!(telling.recv().await.unwrap().0, freed);
     }
 

@@ -8,7 +8,10 @@ use std::process::{Command, Stdio};
 #[test]
 fn a_router_under_a_low_limit_takes_all_of_it_and_names_the_fix() {
     let mut router = Command::new("sh")
-        .args(["-c", r#"ulimit -Sn 256; ulimit -Hn 300; exec "$0" --nats nats://127.0.0.1:1 --listen 127.0.0.1:0"#])
+        .args([
+            "-c",
+            r#"ulimit -Sn 256; ulimit -Hn 300; exec "$0" --nats nats://127.0.0.1:1 --listen 127.0.0.1:0 --threads 1"#,
+        ])
         .arg(env!("CARGO_BIN_EXE_lastgasp-router"))
         .stderr(Stdio::piped())
         .spawn()
@@ -20,7 +23,7 @@ fn a_router_under_a_low_limit_takes_all_of_it_and_names_the_fix() {
     router.kill().unwrap();
     router.wait().unwrap();
     let warning = warning.expect("it starts");
-    for part in ["at most 300 ", "--max-connections 16384", "--max-requests 8192", "LimitNOFILE=24704"] {
+    for part in ["at most 300 ", "--max-connections 16384", "--max-requests 8192", "LimitNOFILE=24708"] {
         assert!(warning.contains(part), "{warning}");
     }
     let limits = limits.unwrap();

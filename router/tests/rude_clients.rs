@@ -3,11 +3,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use lastgasp_router::config::Config;
-use lastgasp_router::connections::{self, Limits, MAX_HEAD, MAX_HEADERS};
+use lastgasp_router::connections::{self, HANDSHAKE, Limits, MAX_HEAD, MAX_HEADERS};
 use lastgasp_router::proxy::Proxy;
 use lastgasp_router::server;
 use lastgasp_router::threads::Threads;
@@ -27,7 +27,7 @@ struct Served {
 
 async fn serve(config: Config, connections: usize) -> Served {
     let (workers, _arrivals) = Workers::new();
-    let limits = Limits { connections, head: config.request_timeout, unread: UNREAD };
+    let limits = Limits { connections, head: config.request_timeout, handshake: HANDSHAKE, unread: UNREAD };
     let proxy = Proxy::new(workers, config).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -137,4 +137,45 @@ async fn requests_beyond_the_limit_and_bodies_beyond_theirs_are_refused() {
     assert!(refused.text().await.unwrap().contains("too_many_requests"));
     drop(place);
     assert_eq!(post("{}".to_owned()).await.unwrap().status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn others_are_answered_while_a_large_body_is_read() {
+    let served = serve(Config::default(), 100).await;
+    let zeros = "0,".repeat(4 * 1024 * 1024);
+    let body = format!(r#"{{"model":"m","prompt":[{zeros}0]}}"#);
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let mut large = TcpStream::connect(served.address).await.unwrap();
+    large.write_all(head.as_bytes()).await.unwrap();
+    large.write_all(body.as_bytes()).await.unwrap();
+    // It has all of it now, or nearly, and everything is served by one thread.
+    let mut other = TcpStream::connect(served.address).await.unwrap();
+    let begun = Instant::now();
+    let (mut last, mut longest) = (begun, Duration::ZERO);
+    let mut said = [0; 12];
+    let mut answer = std::pin::pin!(large.read_exact(&mut said));
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut answer => break,
+            () = ask_again(&mut other) => {
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+            }
+        }
+    }
+    longest = longest.max(last.elapsed());
+    assert!(said.starts_with(b"HTTP/1.1 404"), "no worker has that model");
+    let whole = begun.elapsed();
+    assert!(longest < whole / 2, "the other client waited {longest:?} of {whole:?} for one answer");
+}
+
+/// One more request on a connection that is kept.
+async fn ask_again(connection: &mut TcpStream) {
+    connection.write_all(HEALTH.as_bytes()).await.unwrap();
+    let mut said = Vec::new();
+    while !said.ends_with(b"}") {
+        let read = connection.read_buf(&mut said);
+        assert!(tokio::time::timeout(GIVE_UP, read).await.expect("an answer").unwrap() > 0);
+    }
 }

@@ -3,8 +3,10 @@
 //! `tests/tls/` holds a certificate for `localhost` that signs itself and its key, made for this test.
 #![forbid(unsafe_code)]
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
@@ -14,6 +16,7 @@ use lastgasp_router::tls::{TlsError, acceptor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -35,18 +38,27 @@ fn trusting() -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-#[tokio::test]
-async fn a_client_is_served_while_another_never_shakes_hands() {
-    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = tcp.local_addr().unwrap();
-    let acceptor = acceptor(&file("cert.pem"), &file("key.pem")).unwrap();
-    let routes = Router::new().route("/", get(async || "hello"));
-    let limits = Limits { connections: 2, head: UNREAD, unread: UNREAD };
-    let (_stop, stopped) = watch::channel(false);
-    let threads = Threads::start([routes]).unwrap();
-    tokio::spawn(connections::serve(tcp, Some(acceptor), threads, limits, stopped));
+/// After so long a test gives up. A handshake may take longer.
+const GIVE_UP: Duration = Duration::from_secs(60);
 
-    let silent = TcpStream::connect(address).await.unwrap();
+struct Served {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+}
+
+async fn serve() -> Served {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let acceptor = acceptor(&file("cert.pem"), &file("key.pem")).unwrap();
+    let threads = Threads::start([Router::new().route("/", get(async || "hello"))]).unwrap();
+    let limits = Limits { connections: 2, head: UNREAD, handshake: 10 * GIVE_UP, unread: UNREAD };
+    let (stop, stopped) = watch::channel(false);
+    let serving = tokio::spawn(connections::serve(listener, Some(acceptor), threads, limits, stopped));
+    Served { address, stop, serving }
+}
+
+async fn ask(address: SocketAddr) {
     let connection = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let mut stream = trusting().connect(name, connection).await.unwrap();
@@ -54,6 +66,17 @@ async fn a_client_is_served_while_another_never_shakes_hands() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("hello"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_never_shakes_hands_holds_up_neither_another_nor_the_end() {
+    let served = serve().await;
+    let silent = TcpStream::connect(served.address).await.unwrap();
+
+    ask(served.address).await;
+
+    served.stop.send(true).unwrap();
+    tokio::time::timeout(GIVE_UP, served.serving).await.expect("it ends").unwrap();
     drop(silent);
 }
 

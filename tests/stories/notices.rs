@@ -12,7 +12,7 @@ use axum::http::HeaderMap;
 use axum::{Json, Router};
 use lastgasp_protocol::WORKERS_BUCKET;
 use lastgasp_protocol::kv::{Bucket, Value as Stored};
-use lastgasp_router::connections::{self, Limits, UNREAD};
+use lastgasp_router::connections::{self, HANDSHAKE, Limits, UNREAD};
 use lastgasp_router::threads::Threads;
 use lastgasp_router::tls::acceptor;
 use lastgasp_tests::daemon::DaemonConfig;
@@ -59,7 +59,7 @@ impl Receiver {
         let acceptor = secured.then(|| acceptor(&tls("cert.pem"), &tls("key.pem")).unwrap());
         let received = Arc::new(Received { silent, ..Received::default() });
         let app = Router::new().route("/hook", axum::routing::post(take)).with_state(Arc::clone(&received));
-        let limits = Limits { connections: 16, head: GIVE_UP, unread: UNREAD };
+        let limits = Limits { connections: 16, head: GIVE_UP, handshake: HANDSHAKE, unread: UNREAD };
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(connections::serve(listener, acceptor, Threads::start([app]).unwrap(), limits, stopped));
         Self { address, received, _stop: stop }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lastgasp_process::priority;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Config, EbpfMode, Mode, WorkerConfig};
@@ -21,7 +22,6 @@ use crate::notify::Notifier;
 use crate::notify::dynamo::Dynamo;
 use crate::notify::infera::Infera;
 use crate::open_files::{OpenFiles, TooFew};
-use crate::priority;
 use crate::privileges::{self, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};

@@ -77,6 +77,23 @@ fn client() -> Result<reqwest::Client, reqwest::Error> {
         .build()
 }
 
+/// Bytes of JSON that are worth another thread: some milliseconds of work, in which a serving thread
+/// passes on no chunk of any stream.
+const LARGE: usize = 64 * 1024;
+
+/// Does what takes long with so much JSON on a thread where it holds up nobody.
+pub(crate) async fn aside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if bytes < LARGE {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends, and with it whoever waits for this.
+        Err(_) => std::future::pending().await,
+    }
+}
+
 /// What is passed on to a worker: everything but what belongs to one connection, and the
 /// client's key where it was the router's.
 pub(crate) fn forwarded(headers: &HeaderMap, drop_key: bool) -> HeaderMap {

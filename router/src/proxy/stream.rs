@@ -16,9 +16,9 @@ use tracing::{info, warn};
 use super::dispatch::{Declined, Tried, Upstream};
 use super::reason::{Failure, Leaving};
 use super::unary::{self, WORKER_HEADER};
-use super::{Inbound, Proxy};
+use super::{Inbound, Proxy, aside};
 use crate::continuation::{
-    Broken, Continuation, Endpoint, Exactness, Options, Progress, Refusal, Verdict, error_event,
+    Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict, error_event,
 };
 use crate::errors::ApiError;
 use crate::workers::{Fate, Outcome, Ticket};
@@ -167,13 +167,17 @@ impl Session {
                 return Err(self.nobody(declined));
             };
             let listing = Arc::clone(ticket.listing());
-            let outgoing = self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
-            let body = if outgoing.as_it_came {
+            let Outgoing { endpoint, body, as_it_came, .. } =
+                self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
+            // With a budget it may be that which does not fit.
+            let open_ended = body.get("max_tokens").or(body.get("max_completion_tokens")).is_none();
+            let body = if as_it_came {
                 self.inbound.body.clone()
             } else {
-                serde_json::to_vec(&outgoing.body).expect("a JSON value is always JSON").into()
+                let write = move || serde_json::to_vec(&body).expect("a JSON value is always JSON");
+                aside(self.inbound.body.len(), write).await.into()
             };
-            let path = outgoing.endpoint.path();
+            let path = endpoint.path();
             let leaves = |fate: &Fate| matches!(fate, Fate::Move(..));
             match self.proxy.send(ticket, &self.inbound, Method::POST, path, body, leaves).await {
                 Ok(upstream) if upstream.response.status().is_success() => {
@@ -187,10 +191,8 @@ impl Session {
                     let status = upstream.response.status();
                     let text = upstream.response.text().await.unwrap_or_default();
                     info!(id = %self.inbound.id, worker = %listing.key, %status, text, "continuation refused");
-                    // With a budget it may be that which does not fit.
-                    let open = outgoing.body.get("max_tokens").or(outgoing.body.get("max_completion_tokens")).is_none();
                     let said = CONTEXT_FULL.iter().any(|said| text.contains(said));
-                    let full = open && status == StatusCode::BAD_REQUEST && said;
+                    let full = open_ended && status == StatusCode::BAD_REQUEST && said;
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((ticket, Declined::Status(response))) => {

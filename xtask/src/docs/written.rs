@@ -53,7 +53,9 @@ fn router_flags() {
         let value = value.map(|names| format!(" {}", names[0])).unwrap_or_default();
         let flag = argument.get_long().expect("only long flags");
         let variable = argument.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
-        let defaults = argument.get_default_values().iter().filter(|_| argument.get_action().takes_values());
+        // One that is hidden is this machine's.
+        let shown = argument.get_action().takes_values() && !argument.is_hide_default_value_set();
+        let defaults = argument.get_default_values().iter().filter(|_| shown);
         let default = defaults.map(|default| format!("`{}`", default.to_string_lossy())).collect::<String>();
         let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
         writeln!(text, "| `--{flag}{value}` | {variable} | {default} | {} |", cell(&help)).unwrap();

@@ -1,10 +1,11 @@
 //! Being first when all cores are busy.
 //!
-//! From the ring buffer to the published signal everything happens on the main thread. Among
+//! From the ring buffer to the published signal everything happens on the daemon's main thread. Among
 //! processes that never sleep, a thread of normal priority may have to wait for its turn; one of
 //! `SCHED_RR` takes a core at once (sched(7)). It sleeps nearly all the time.
 //!
-//! Where real-time priority is not wanted or not permitted, a short slice is asked for. Who wakes with a
+//! Where real-time priority is not wanted or not permitted, and for the threads of the router that serve
+//! requests, a short slice is asked for. Who wakes with a
 //! shorter slice than the one who runs is let in at once if it has not had more than its share, which a
 //! thread that sleeps has not (Linux 6.12, `do_preempt_short` in `kernel/sched/fair.c`). It takes no
 //! privilege and gives no more of a core than before.
@@ -29,7 +30,7 @@ pub fn realtime() -> io::Result<()> {
 }
 
 /// The shortest slice that the kernel grants (`__setparam_fair` in `kernel/sched/syscalls.c`); some turns of
-/// the main thread's loop take longer, and then it waits as everybody does.
+/// a loop take longer, and then it waits as everybody does.
 const SHORT_SLICE_NS: u64 = 100_000;
 
 /// Asks for a short slice for this thread, and no thread or process that it makes. A kernel before 6.12 takes
