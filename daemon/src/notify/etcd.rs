@@ -219,16 +219,11 @@ impl Watch {
             if let Some(end) = self.line[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let line = self.line.split_to(self.scanned + end + 1);
                 self.scanned = 0;
-                let Watched { result } =
-                    serde_json::from_slice(&line).map_err(|_| EtcdError::Answer("a watch that is no JSON"))?;
-                match result {
-                    // Compaction has overtaken us.
-                    None | Some(WatchResult { canceled: true, .. }) => {
-                        return Err(EtcdError::Answer("the watch is cancelled"));
-                    }
-                    Some(WatchResult { events, .. }) if events.is_empty() => continue,
-                    Some(WatchResult { events, .. }) => return Ok(events),
+                let events = changes(&line)?;
+                if !events.is_empty() {
+                    return Ok(events);
                 }
+                continue;
             }
             self.scanned = self.line.len();
             if self.line.len() > MAX_LINE {
@@ -239,6 +234,16 @@ impl Watch {
                 None => return Err(EtcdError::Answer("the watch has ended")),
             }
         }
+    }
+}
+
+/// One line of a watch.
+fn changes(line: &[u8]) -> Result<Vec<Event>, EtcdError> {
+    let watched = serde_json::from_slice(line).map_err(|_| EtcdError::Answer("a watch that is no JSON"))?;
+    match watched {
+        Watched { result: Some(WatchResult { canceled: false, events }) } => Ok(events),
+        // Compaction has overtaken us.
+        Watched { .. } => Err(EtcdError::Answer("the watch is cancelled")),
     }
 }
 
@@ -322,6 +327,25 @@ mod tests {
         assert!(!serde_json::from_str::<Txn>("{}").unwrap().succeeded);
         let done: Txn = serde_json::from_str(r#"{"header":{"revision":"8"},"succeeded":true}"#).unwrap();
         assert_eq!((done.header.unwrap().revision, done.succeeded), (8, true));
+    }
+
+    #[test]
+    fn a_damaged_line_of_a_watch_is_an_error_or_a_change() {
+        let seeds = [
+            r#"{"result":{"header":{"revision":"7"},"created":true}}"#,
+            r#"{"result":{"events":[{"kv":{"key":"YQ==","value":"Yg==","mod_revision":"8","lease":"9"}}]}}"#,
+            r#"{"result":{"events":[{"type":"DELETE","kv":{"key":"YQ==","mod_revision":"9"}}]}}"#,
+            r#"{"result":{"canceled":true,"compact_revision":"5"}}"#,
+        ];
+        let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
+        let words = ["\"events\":[", "{\"kv\":{", "\"type\":\"DELETE\",", "\"lease\":\"-1\"", "YQ==", "null", "]}}"];
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+        lastgasp_fuzz::run(&corpus, "etcd_watch", &seeds, &words, |input| match changes(input) {
+            Ok(events) => {
+                Ok(events.iter().map(|event| (event.is_deletion(), event.kv.lease.signum())).collect::<Vec<_>>())
+            }
+            Err(error) => Err(error.to_string()),
+        });
     }
 
     #[test]

@@ -40,18 +40,18 @@ pub(super) struct Mark {
 }
 
 #[derive(Deserialize)]
-struct Value<'a> {
+struct Value {
     instance_id: u64,
-    #[serde(borrow, default)]
-    transport: Option<Transport<'a>>,
+    #[serde(default)]
+    transport: Option<Transport>,
 }
 
 /// Externally tagged by what carries the requests.
 #[derive(Deserialize)]
-struct Transport<'a> {
+struct Transport {
     /// `host:port/<instance>/<namespace>/<component>/<endpoint>`
-    #[serde(borrow, default)]
-    tcp: Option<&'a str>,
+    #[serde(default)]
+    tcp: Option<String>,
 }
 
 impl Record {
@@ -64,7 +64,7 @@ impl Record {
         let id = format!("{instance:x}");
         // In a folder the slashes are percent-encoded. A model's card may have another part behind.
         rest.split('/').flat_map(|part| part.split("%2F")).skip(3).find(|part| *part == id)?;
-        let address = transport.and_then(|transport| address(transport.tcp?));
+        let address = transport.and_then(|transport| address(&transport.tcp?));
         Some(Self { key: key.to_owned(), value: value.to_owned(), instance, address, revision, lease, file: None })
     }
 
@@ -85,6 +85,8 @@ fn address(tcp: &str) -> Option<(IpAddr, u16)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// As ai-dynamo 1.6.1 writes it.
@@ -130,5 +132,18 @@ mod tests {
         }
         assert_eq!(read("v1/instances/dynamo/backend/generate/a", "{}"), None);
         assert_eq!(read("v1/instances/dynamo/backend/generate/a", "no JSON"), None);
+    }
+
+    #[test]
+    fn damaged_ones_are_nobodys_or_say_whose_they_are_twice() {
+        let seed = format!("v1/instances/dynamo/backend/generate/2b3a228b5059d13\n{ENDPOINT}");
+        let words = ["v1/mdc/", "%2F", "/a/", "\"instance_id\":10,", "[::1]:", "\"transport\":{\"tcp\":", "\\u0031"];
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+        lastgasp_fuzz::run(&corpus, "dynamo_records", &[seed.into()], &words, |input| {
+            let (key, value) = input.split_at(input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len()));
+            let record = Record::read(&String::from_utf8_lossy(key), value, 1, 2)?;
+            assert!(record.key.contains(&format!("{:x}", record.instance)));
+            Some((record.key.starts_with(BUCKETS[0]), record.address.map(|(host, _)| host.is_ipv4())))
+        });
     }
 }
