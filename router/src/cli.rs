@@ -96,8 +96,9 @@ pub struct Args {
     #[arg(long, value_name = "N", env = "LASTGASP_MAX_CONNECTIONS", default_value_t = 16384)]
     pub max_connections: usize,
 
-    /// Threads that serve requests. By default as many as the router may use cores.
-    #[arg(long, value_name = "N", env = "LASTGASP_ROUTER_THREADS", default_value_t = cores(), hide_default_value = true)]
+    /// Threads that serve requests. By default as many as the router may use cores, and 8 at the most: each
+    /// carries about a thousand streams, and keeps connections to workers of its own.
+    #[arg(long, value_name = "N", env = "LASTGASP_ROUTER_THREADS", default_value_t = threads(), hide_default_value = true)]
     pub threads: NonZero<usize>,
 
     /// File with the keys that clients must send as `Authorization: Bearer KEY`, one a line.
@@ -236,8 +237,10 @@ impl Args {
     }
 }
 
-fn cores() -> NonZero<usize> {
-    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)
+fn threads() -> NonZero<usize> {
+    const MOST: NonZero<usize> = NonZero::new(8).expect("it is not zero");
+    // A limit of the cgroup counts too.
+    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST)
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

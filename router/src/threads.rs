@@ -1,4 +1,4 @@
-//! One thread for each core, and a client's connection, its requests and their connections to workers
+//! Threads that each serve some clients: a client's connection, its requests and their connections to workers
 //! stay on one of them.
 //!
 //! A chunk is read by one task, continued by a second and written by a third. Between threads each of
