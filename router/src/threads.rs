@@ -85,7 +85,7 @@ mod tests {
     async fn a_task_goes_to_the_thread_that_has_the_fewest() {
         let threads = Threads::start(["a", "b"]).unwrap();
         let (told, mut telling) = mpsc::unbounded_channel();
-        let ends: Vec<_> = (0..4)
+        let mut ends: Vec<_> = (0..4)
             .map(|_| {
                 let (end, ended) = oneshot::channel::<()>();
                 let told = told.clone();
@@ -108,8 +108,7 @@ mod tests {
             places,
             [place("a", "serving-0"), place("a", "serving-0"), place("b", "serving-1"), place("b", "serving-1")]
         );
-        // Which of the threads it was that the first one had.
-        drop(ends.into_iter().next());
+        drop(ends.remove(0));
         let (freed, _) = telling.recv().await.unwrap();
         while threads.each.iter().map(|thread| thread.runtime.metrics().num_alive_tasks()).sum::<usize>() > 3 {
             tokio::task::yield_now().await;
