@@ -1,8 +1,6 @@
 //! The daemon cannot write, or has no descriptors left. What it cannot do it says, and nobody is
 //! taken for dead because he could not be looked at.
 
-use std::path::Path;
-
 use lastgasp_protocol::kv::Bucket;
 use lastgasp_protocol::{NODES_BUCKET, WorkerState};
 use lastgasp_tests::binaries;
@@ -12,6 +10,7 @@ use lastgasp_tests::engine::Engine;
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::scene::{Scene, only_those_of_are_moved};
@@ -70,24 +69,49 @@ async fn with_too_few_descriptors_it_does_not_start_and_says_how_many_it_needs()
     }
 }
 
+/// Two engines that a daemon without probes lists.
+struct Listed {
+    folder: TempDir,
+    nats: Nats,
+    discovery: Discovery,
+    alpha: Engine,
+    _beta: Engine,
+    daemon: Daemon,
+}
+
+impl Listed {
+    async fn by(command: Command) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let nats = Nats::start(path).await.unwrap();
+        let discovery = Discovery::watch(&nats).await.unwrap();
+        // Neither says by itself that its engine core is gone.
+        let arguments = ["--frontend", "rust", "--rust-notice-ms", "3600000"];
+        let alpha = Engine::start("alpha", &arguments, path).await.unwrap();
+        let beta = Engine::start("beta", &arguments, path).await.unwrap();
+        let config = DaemonConfig::new("node-a", &nats.url(), "off", path).with(&alpha).with(&beta);
+        let daemon = Daemon::start_by(command, &config, path).await.unwrap();
+        discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+        discovery.listed("beta", WorkerState::Serving).await.unwrap();
+        Self { folder, nats, discovery, alpha, _beta: beta, daemon }
+    }
+
+    async fn finds_the_death_of_alpha_alone(self) {
+        self.alpha.signal_core(Signal::SIGKILL);
+        self.discovery.removed("alpha").await.unwrap();
+        assert_eq!((self.discovery.removals("alpha"), self.discovery.removals("beta")), (1, 0));
+        drop(self.folder);
+    }
+}
+
 /// Without the kernel's events, and without a descriptor that becomes readable, they have to be looked at.
 #[tokio::test]
 async fn without_a_descriptor_for_any_process_the_dead_are_found_by_looking() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let nats = Nats::start(path).await.unwrap();
-    let discovery = Discovery::watch(&nats).await.unwrap();
-    let [alpha, beta] = engines(path).await;
-    let config = DaemonConfig::new("node-a", &nats.url(), "off", path).with(&alpha).with(&beta);
-    let daemon = Daemon::start_by(limited_to(LEAST), &config, path).await.unwrap();
-    discovery.listed("alpha", WorkerState::Serving).await.unwrap();
-    discovery.listed("beta", WorkerState::Serving).await.unwrap();
-    daemon.counts("lastgasp_losses_total{hop=\"pidfd\",kind=\"open\"}", 2.0).await.unwrap();
+    let listed = Listed::by(limited_to(LEAST)).await;
+    listed.daemon.counts("lastgasp_losses_total{hop=\"pidfd\",kind=\"open\"}", 2.0).await.unwrap();
 
-    alpha.signal_core(Signal::SIGKILL);
+    listed.finds_the_death_of_alpha_alone().await;
 
-    discovery.removed("alpha").await.unwrap();
-    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
     matrix::row(
         "The daemon has so few file descriptors (RLIMIT_NOFILE) that none is left for a pidfd, and no probes",
         "critical processes are looked at every second; with still fewer it does not start",
@@ -98,40 +122,22 @@ async fn without_a_descriptor_for_any_process_the_dead_are_found_by_looking() {
 /// As when another program has taken all that the node has, or somebody lowered the limit.
 #[tokio::test]
 async fn with_no_descriptor_left_the_living_stay_and_the_dead_are_found() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let nats = Nats::start(path).await.unwrap();
-    let discovery = Discovery::watch(&nats).await.unwrap();
-    let [alpha, beta] = engines(path).await;
-    let config = DaemonConfig::new("node-a", &nats.url(), "off", path).with(&alpha).with(&beta);
-    let daemon = Daemon::start(&config, path).await.unwrap();
-    discovery.listed("alpha", WorkerState::Serving).await.unwrap();
-    discovery.listed("beta", WorkerState::Serving).await.unwrap();
-    let pid = daemon.process.identity.pid.to_string();
+    let listed = Listed::by(Command::new(binaries::find("lastgasp").unwrap())).await;
+    let pid = listed.daemon.process.identity.pid.to_string();
     let lowered = Command::new("prlimit").args(["--pid", &pid, "--nofile=1"]).status().await.unwrap();
     assert!(lowered.success());
     // It has looked around more than once by then.
-    let nodes = Bucket::existing(&nats.jetstream().await.unwrap(), NODES_BUCKET).await.unwrap().unwrap();
+    let nodes = Bucket::existing(&listed.nats.jetstream().await.unwrap(), NODES_BUCKET).await.unwrap().unwrap();
     let lease = async || nodes.read("node-a").await.unwrap().unwrap().revision;
     let before = lease().await;
     while lease().await < before + 2 {}
-    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (0, 0));
+    assert_eq!((listed.discovery.removals("alpha"), listed.discovery.removals("beta")), (0, 0));
 
-    alpha.signal_core(Signal::SIGKILL);
+    listed.finds_the_death_of_alpha_alone().await;
 
-    discovery.removed("alpha").await.unwrap();
-    assert_eq!((discovery.removals("alpha"), discovery.removals("beta")), (1, 0));
     matrix::row(
         "The daemon can open nothing any more (RLIMIT_NOFILE lowered, or ENFILE)",
         "nobody is taken for dead because he could not be looked at; deaths are found by what is open",
         "two seconds without: no withdrawal; then a death found",
     );
-}
-
-/// Neither says by itself that its engine core is gone.
-async fn engines(folder: &Path) -> [Engine; 2] {
-    let arguments = ["--frontend", "rust", "--rust-notice-ms", "3600000"];
-    let alpha = Engine::start("alpha", &arguments, folder).await.unwrap();
-    let beta = Engine::start("beta", &arguments, folder).await.unwrap();
-    [alpha, beta]
 }
