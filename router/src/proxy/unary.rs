@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::dispatch::{Declined, Tried, Upstream, chain};
 use super::reason::Leaving;
-use super::{Inbound, Proxy};
+use super::{Inbound, Proxy, aside};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Ticket};
 
@@ -111,7 +111,8 @@ async fn whole(proxy: &Proxy, upstream: Upstream) -> Result<Response, String> {
         body = response.bytes() => body.map_err(|error| chain(&error))?,
         leaving = proxy.silent(ticket.listing()) => return Err(leaving.as_str().into()),
     };
-    if let Some(reason) = silent_failure(&body) {
+    let answer = body.clone();
+    if let Some(reason) = aside(body.len(), move || silent_failure(&answer)).await {
         return Err(reason.into());
     }
     let mut response = head;
