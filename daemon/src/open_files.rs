@@ -11,7 +11,7 @@ const OTHERS: u64 = 160;
 const EACH_WORKER: u64 = 4;
 
 /// The limit of open files (`RLIMIT_NOFILE`), and how many of them pidfds have.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct OpenFiles {
     limit: u64,
     /// One more than there are [`Place`]s.

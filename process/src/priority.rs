@@ -5,10 +5,10 @@
 //! `SCHED_RR` takes a core at once (sched(7)). It sleeps nearly all the time.
 //!
 //! Where real-time priority is not wanted or not permitted, and for the threads of the router that serve
-//! requests, a short slice is asked for. Who wakes with a
-//! shorter slice than the one who runs is let in at once if it has not had more than its share, which a
-//! thread that sleeps has not (Linux 6.12, `do_preempt_short` in `kernel/sched/fair.c`). It takes no
-//! privilege and gives no more of a core than before.
+//! requests, a short slice is asked for. Who wakes with a shorter slice than the one who runs is let in at
+//! once if it has not had more than its share, which a thread that sleeps has not (Linux 6.12,
+//! `do_preempt_short` in `kernel/sched/fair.c`). It takes no privilege and gives no more of a core than
+//! before.
 #![expect(unsafe_code, reason = "sched_setscheduler and sched_setattr have no safe wrappers here")]
 
 use std::io;

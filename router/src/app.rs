@@ -64,10 +64,8 @@ async fn serve(args: Args) -> Result<(), String> {
         handshake: connections::HANDSHAKE,
         unread: connections::UNREAD,
     };
-    let acceptor = match args.tls_cert.as_ref().zip(args.tls_key.as_ref()) {
-        Some((cert, key)) => Some(tls::acceptor(cert, key).map_err(|error| format!("--tls-cert, --tls-key: {error}"))?),
-        None => None,
-    };
+    let tls = args.tls_cert.as_ref().zip(args.tls_key.as_ref()).map(|(cert, key)| tls::acceptor(cert, key));
+    let acceptor = tls.transpose().map_err(|error| format!("--tls-cert, --tls-key: {error}"))?;
     let serving = tokio::spawn(connections::serve(listener, acceptor, threads, limits, stopped));
     info!(%address, migration_limit = args.migration_limit, "listening");
     let mut ending = tokio::spawn(asked_to_end());

@@ -16,6 +16,7 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
 use crate::threads::Threads;
@@ -98,8 +99,7 @@ pub async fn serve(
             }
         };
         accepting = true;
-        let (http, acceptor, watcher, mut stopped) =
-            (http.clone(), acceptor.clone(), graceful.watcher(), stopped.clone());
+        let (http, acceptor, watcher, stopped) = (http.clone(), acceptor.clone(), graceful.watcher(), stopped.clone());
         threads.spawn(async move |routes| {
             let _place = place;
             let connection = match TcpStream::from_std(connection) {
@@ -107,20 +107,12 @@ pub async fn serve(
                 Err(error) => return warn!(%error, "a connection cannot be watched"),
             };
             tune(&connection, limits.unread);
-            let service = TowerToHyperService::new(Router::clone(&routes));
+            let service = TowerToHyperService::new(routes);
             let served = match acceptor {
                 None => watcher.watch(http.serve_connection(TokioIo::new(connection), service)).await,
                 Some(acceptor) => {
-                    let shaken = tokio::select! {
-                        shaken = tokio::time::timeout(limits.handshake, acceptor.accept(connection)) => shaken,
-                        // It has not asked for anything yet.
-                        _ = stopped.wait_for(|stop| *stop) => return,
-                    };
-                    match shaken {
-                        Ok(Ok(secured)) => watcher.watch(http.serve_connection(TokioIo::new(secured), service)).await,
-                        Ok(Err(error)) => return debug!(%error, "no TLS"),
-                        Err(_) => return debug!("no TLS handshake in time"),
-                    }
+                    let Some(secured) = shake(connection, &acceptor, limits.handshake, stopped).await else { return };
+                    watcher.watch(http.serve_connection(TokioIo::new(secured), service)).await
                 }
             };
             if let Err(error) = served {
@@ -130,4 +122,24 @@ pub async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// A connection secured by TLS; none if the client does not shake hands in time, or everything ends before: it
+/// has not asked for anything yet.
+async fn shake(
+    connection: TcpStream,
+    acceptor: &TlsAcceptor,
+    within: Duration,
+    mut stopped: watch::Receiver<bool>,
+) -> Option<TlsStream<TcpStream>> {
+    let shaken = tokio::select! {
+        shaken = tokio::time::timeout(within, acceptor.accept(connection)) => shaken,
+        _ = stopped.wait_for(|stop| *stop) => return None,
+    };
+    match shaken {
+        Ok(Ok(secured)) => return Some(secured),
+        Ok(Err(error)) => debug!(%error, "no TLS"),
+        Err(_) => debug!("no TLS handshake in time"),
+    }
+    None
 }

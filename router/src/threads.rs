@@ -6,7 +6,6 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use lastgasp_process::priority;
@@ -24,11 +23,11 @@ pub struct Threads<S> {
 struct Thread<S> {
     runtime: Handle,
     /// What it serves with.
-    served: Arc<S>,
+    served: S,
     _end: oneshot::Sender<()>,
 }
 
-impl<S: Send + Sync + 'static> Threads<S> {
+impl<S: Clone> Threads<S> {
     /// Starts a thread for each of `served`.
     ///
     /// # Errors
@@ -36,18 +35,18 @@ impl<S: Send + Sync + 'static> Threads<S> {
     pub fn start(served: impl IntoIterator<Item = S>) -> io::Result<Self> {
         let start = |(number, served)| {
             let (runtime, end) = thread(number)?;
-            Ok(Thread { runtime, served: Arc::new(served), _end: end })
+            Ok(Thread { runtime, served, _end: end })
         };
         Ok(Self { each: served.into_iter().enumerate().map(start).collect::<io::Result<_>>()? })
     }
 
     /// Runs a task on the thread that has the fewest. A stream is three of them there: who reads it, who
     /// continues it and who writes it; a connection that waits for the next request is one.
-    pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: impl FnOnce(Arc<S>) -> F) {
+    pub fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: impl FnOnce(S) -> F) {
         let Some(thread) = self.each.iter().min_by_key(|thread| thread.runtime.metrics().num_alive_tasks()) else {
             return;
         };
-        thread.runtime.spawn(task(Arc::clone(&thread.served)));
+        thread.runtime.spawn(task(thread.served.clone()));
     }
 }
 
@@ -90,10 +89,10 @@ mod tests {
                 let (end, ended) = oneshot::channel::<()>();
                 let told = told.clone();
                 threads.spawn(async move |served| {
-                    told.send((*served, std::thread::current().name().map(str::to_owned))).unwrap();
+                    told.send((served, std::thread::current().name().map(str::to_owned))).unwrap();
                     _ = ended.await;
                     // Until it is gone, it counts.
-                    told.send((*served, None)).unwrap();
+                    told.send((served, None)).unwrap();
                 });
                 end
             })
@@ -113,7 +112,7 @@ mod tests {
         while threads.each.iter().map(|thread| thread.runtime.metrics().num_alive_tasks()).sum::<usize>() > 3 {
             tokio::task::yield_now().await;
         }
-        threads.spawn(async move |served| drop(told.send((*served, None))));
+        threads.spawn(async move |served| drop(told.send((served, None))));
         assert_eq!(telling.recv().await.unwrap().0, freed);
     }
 

@@ -69,14 +69,14 @@ async fn with_too_few_descriptors_it_does_not_start_and_says_how_many_it_needs()
     }
 }
 
-/// Two engines that a daemon without probes lists.
+/// Two engines that a daemon without probes lists. Dropped from first to last.
 struct Listed {
-    folder: TempDir,
-    nats: Nats,
-    discovery: Discovery,
+    daemon: Daemon,
     alpha: Engine,
     _beta: Engine,
-    daemon: Daemon,
+    discovery: Discovery,
+    nats: Nats,
+    _folder: TempDir,
 }
 
 impl Listed {
@@ -93,14 +93,13 @@ impl Listed {
         let daemon = Daemon::start_by(command, &config, path).await.unwrap();
         discovery.listed("alpha", WorkerState::Serving).await.unwrap();
         discovery.listed("beta", WorkerState::Serving).await.unwrap();
-        Self { folder, nats, discovery, alpha, _beta: beta, daemon }
+        Self { daemon, alpha, _beta: beta, discovery, nats, _folder: folder }
     }
 
     async fn finds_the_death_of_alpha_alone(self) {
         self.alpha.signal_core(Signal::SIGKILL);
         self.discovery.removed("alpha").await.unwrap();
         assert_eq!((self.discovery.removals("alpha"), self.discovery.removals("beta")), (1, 0));
-        drop(self.folder);
     }
 }
 

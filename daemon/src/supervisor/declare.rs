@@ -213,9 +213,7 @@ impl Supervisor {
         }
         self.declarations.first_look_is_over |= at == At::Everybody;
         self.look_at_strangers();
-        if self.rescan && !self.scanning {
-            self.start_scan();
-        }
+        self.scan_if_wanted();
         self.settle_ready();
     }
 
@@ -305,9 +303,7 @@ impl Supervisor {
             }
         };
         self.rescan |= self.bind(worker, &info, Some(container));
-        if self.rescan && !self.scanning {
-            self.start_scan();
-        }
+        self.scan_if_wanted();
     }
 
     fn refuse(&mut self, claim: Claim, refused: Refused) {

@@ -379,9 +379,7 @@ impl Supervisor {
                 // All of its processes are there now, and nobody has told of those that came since the last look.
                 if self.probes.is_none() {
                     self.rescan = true;
-                    if !self.scanning {
-                        self.start_scan();
-                    }
+                    self.scan_if_wanted();
                 }
             }
             _ => {}

@@ -85,6 +85,13 @@ impl Sighting {
 }
 
 impl Supervisor {
+    /// Looks now, if that is wanted; a look that is under way is followed by another one.
+    pub(super) fn scan_if_wanted(&mut self) {
+        if self.rescan && !self.scanning {
+            self.start_scan();
+        }
+    }
+
     /// Looks, on a blocking thread, at whatever needs looking at now.
     pub(super) fn start_scan(&mut self) {
         let trees = self.probes.is_none() || self.rescan || self.ticks.is_multiple_of(TREE_TICKS);

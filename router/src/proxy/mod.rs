@@ -24,7 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(4);
 
 /// What every request needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Proxy {
     /// The workers to choose from.
     pub workers: Arc<Workers>,
@@ -54,14 +54,7 @@ impl Proxy {
     /// # Errors
     /// The HTTP client cannot be made.
     pub fn for_another_runtime(&self) -> Result<Arc<Self>, reqwest::Error> {
-        let Self { workers, metrics, config, client: _, room } = self;
-        Ok(Arc::new(Self {
-            workers: Arc::clone(workers),
-            metrics: Arc::clone(metrics),
-            config: config.clone(),
-            client: client()?,
-            room: Arc::clone(room),
-        }))
+        Ok(Arc::new(Self { client: client()?, ..self.clone() }))
     }
 }
 
