@@ -19,6 +19,7 @@ mod fault;
 pub mod log;
 pub mod losses;
 pub mod metrics;
+pub mod network;
 pub mod notify;
 pub mod open_files;
 pub mod privileges;

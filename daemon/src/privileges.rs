@@ -15,6 +15,29 @@ pub enum Span {
     Running,
     /// As long as the daemon runs, if it is to destroy connections.
     Severing,
+    /// As long as the daemon runs, if it is to enter other network namespaces: to destroy connections, or to
+    /// ask the health of workers that declare themselves.
+    Entering,
+}
+
+/// What the configuration asks for beside what every daemon does.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Needs {
+    /// Connections are destroyed.
+    pub severing: bool,
+    /// Workers may declare themselves.
+    pub declarations: bool,
+}
+
+impl Needs {
+    const fn keeps(self, span: Span) -> bool {
+        match span {
+            Span::Loading => false,
+            Span::Running => true,
+            Span::Severing => self.severing,
+            Span::Entering => self.severing || self.declarations,
+        }
+    }
 }
 
 /// A capability that the daemon makes use of.
@@ -65,8 +88,9 @@ pub const USES: [Use; 8] = [
     },
     Use {
         capability: Capability::CAP_SYS_ADMIN,
-        span: Span::Severing,
-        without: "connections in other network namespaces cannot be destroyed, which sever asks for",
+        span: Span::Entering,
+        without: "other network namespaces cannot be entered: neither to destroy connections there, which sever asks for, \
+                  nor to ask the health of declared workers, nor to see how the host routes their endpoints",
     },
 ];
 
@@ -131,8 +155,7 @@ pub struct Reduced {
     pub dropped: Vec<Capability>,
 }
 
-/// Gives up, in this thread, every capability but those of [`Span::Running`] and, with `severing`,
-/// those of [`Span::Severing`].
+/// Gives up, in this thread, every capability but those of [`Span::Running`] and those that are needed.
 ///
 /// Must run after the programs are loaded and before there is another thread. `maps_work` says
 /// whether the programs' maps can still be used: kernels before 5.19 refuse that without `CAP_BPF`
@@ -141,13 +164,9 @@ pub struct Reduced {
 ///
 /// # Errors
 /// The kernel refuses, which it never does for less than one has.
-pub fn reduce(severing: bool, maps_work: impl FnOnce() -> bool) -> Result<Reduced, caps::errors::CapsError> {
+pub fn reduce(needs: Needs, maps_work: impl FnOnce() -> bool) -> Result<Reduced, caps::errors::CapsError> {
     let before = caps::read(None, CapSet::Permitted)?;
-    let used = USES.iter().filter(|used| match used.span {
-        Span::Loading => false,
-        Span::Running => true,
-        Span::Severing => severing,
-    });
+    let used = USES.iter().filter(|used| needs.keeps(used.span));
     let mut keep: CapsHashSet =
         used.map(|used| used.capability).filter(|capability| before.contains(capability)).collect();
     caps::clear(None, CapSet::Ambient)?;
@@ -189,7 +208,7 @@ mod tests {
     fn what_is_only_for_loading_is_gone_afterwards_for_good() {
         std::thread::spawn(|| {
             let before = effective();
-            let reduced = reduce(false, || true).expect("less is always permitted");
+            let reduced = reduce(Needs::default(), || true).expect("less is always permitted");
             assert_eq!(effective(), reduced.held);
             assert_eq!(sorted(caps::read(None, CapSet::Permitted).unwrap()), reduced.held);
             for gone in [Capability::CAP_BPF, Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN] {
@@ -207,7 +226,7 @@ mod tests {
     fn where_the_maps_need_it_the_capability_stays() {
         std::thread::spawn(|| {
             let had = holds(Capability::CAP_BPF);
-            let reduced = reduce(false, || false).expect("less is always permitted");
+            let reduced = reduce(Needs::default(), || false).expect("less is always permitted");
             assert_eq!(holds(Capability::CAP_BPF), had);
             assert_eq!(reduced.held.contains(&Capability::CAP_BPF), had);
             assert!(!holds(Capability::CAP_PERFMON));

@@ -55,6 +55,8 @@ struct PolicyConfig {
 struct DeclareConfig {
     enabled: bool,
     uids: Vec<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cgroups: Vec<String>,
     on_lost: &'static str,
     reap_grace_ms: u64,
     scan_interval_ms: u64,
@@ -256,10 +258,20 @@ impl DaemonConfig {
         self.declare = Some(DeclareConfig {
             enabled: true,
             uids: vec![uid],
+            cgroups: Vec::new(),
             on_lost: "reap",
             reap_grace_ms: 0,
             scan_interval_ms: 1000,
         });
+        self
+    }
+
+    /// Those processes have to be below this cgroup too.
+    #[must_use]
+    pub fn within_cgroup(mut self, path: &str) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.cgroups = vec![path.to_owned()];
+        }
         self
     }
 

@@ -19,17 +19,17 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 /// A daemon without a single worker in its configuration.
-struct Node {
-    daemon: Daemon,
-    discovery: Discovery,
+pub(crate) struct Node {
+    pub(crate) daemon: Daemon,
+    pub(crate) discovery: Discovery,
     nats: Nats,
     config: DaemonConfig,
-    uid: u32,
-    folder: TempDir,
+    pub(crate) uid: u32,
+    pub(crate) folder: TempDir,
 }
 
 impl Node {
-    async fn new(ebpf: &'static str) -> Self {
+    pub(crate) async fn new(ebpf: &'static str) -> Self {
         Self::configured(ebpf, |config| config).await
     }
 
@@ -47,12 +47,18 @@ impl Node {
     }
 
     /// Runs a program as the user of this story, in a new PID namespace, whose init it is.
-    async fn container(&self, name: &str, unshare: &[&str], program: &[&str], variables: &[(&str, &str)]) -> Process {
+    pub(crate) async fn container(
+        &self,
+        name: &str,
+        unshare: &[&str],
+        program: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Process {
         self.container_of(self.uid, name, unshare, program, variables).await
     }
 
     /// The same as another user.
-    async fn container_of(
+    pub(crate) async fn container_of(
         &self,
         uid: u32,
         name: &str,
@@ -90,12 +96,12 @@ impl Node {
         self.container(&declaration.worker, &[], &[&program, arguments].concat(), &variables).await
     }
 
-    async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
+    pub(crate) async fn engine(&self, name: &str, declaration: &Declaration, arguments: &[&str]) -> Engine {
         Engine::declare(name, declaration, arguments, self.folder.path()).await.unwrap()
     }
 
     /// Waits until a declaration of this name was refused for this reason.
-    async fn refused(&self, worker: &str, reason: &str) {
+    pub(crate) async fn refused(&self, worker: &str, reason: &str) {
         let said = format!("declaration refused ({reason})");
         let is = |event: &Value| event["worker"] == worker && event["summary"].as_str().unwrap().starts_with(&said);
         let what = format!("the refusal of {worker}: {reason}");
@@ -248,7 +254,7 @@ async fn nobody_borrows_the_user_of_another() {
 }
 
 /// The pid here of the init of a container.
-fn init_of(container: &Process) -> u32 {
+pub(crate) fn init_of(container: &Process) -> u32 {
     let pid = container.identity.pid;
     std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap().trim().parse().unwrap()
 }
@@ -257,7 +263,9 @@ fn init_of(container: &Process) -> u32 {
 async fn listens_in_its_namespace(container: &Process, port: u16) {
     let table = format!("/proc/{}/net/tcp", init_of(container));
     let deadline = std::time::Instant::now() + GIVE_UP;
-    let listening = |line: &str| lastgasp::sensors::proc::listeners::listener(line).is_some_and(|(on, _)| on == port);
+    let listening = |line: &str| {
+        lastgasp::sensors::proc::listeners::listener(line).is_some_and(|listener| listener.address.port() == port)
+    };
     while !std::fs::read_to_string(&table).unwrap().lines().any(listening) {
         assert!(std::time::Instant::now() < deadline, "it does not listen: {}", container.log_tail());
         tokio::task::yield_now().await;

@@ -18,6 +18,7 @@ mod daemon_sees_less;
 mod daemon_stops;
 mod daemon_without_ebpf;
 mod daemon_without_room;
+mod declared_elsewhere;
 mod declared_worker;
 mod dynamo;
 mod engine_core_killed;

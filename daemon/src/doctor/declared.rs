@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::{Area, Finding, Verdict, workers};
 use crate::config::Config;
 use crate::privileges;
-use crate::sensors::proc::declare::{Claim, Refusal, Scanner};
+use crate::sensors::proc::declare::{Claim, Declared, Refusal, Scanner};
 use crate::sensors::proc::{self, find_root};
 
 fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
@@ -20,12 +20,15 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     }
     let configured: HashSet<_> =
         config.workers.iter().filter_map(|worker| find_root(&worker.find).ok().flatten()).collect();
-    let mut scanner = Scanner::new(config.declare.clone());
+    let mut scanner = Scanner::new(&config.declare);
     let claims = match scanner.look(&configured) {
         Ok(claims) => claims,
         Err(error) => return vec![new("declarations", Verdict::Broken, format!("/proc cannot be read: {error}"))],
     };
     let mut findings = vec![summary(claims.len(), scanner.hidden(), privileges::may_look_into_others())];
+    findings.extend(
+        scanner.too_wide().iter().map(|wide| new("declare.cgroups", Verdict::Broken, wide.to_string()).fix(wide.fix())),
+    );
     findings.extend(join_all(claims.iter().map(claim)).await.into_iter().flatten());
     findings
 }
@@ -46,11 +49,11 @@ fn summary(found: usize, hidden: usize, permitted: bool) -> Finding {
 async fn claim(Claim { name, info, verdict, .. }: &Claim) -> Vec<Finding> {
     let tgid = info.id.tgid;
     match verdict {
-        Ok(config) => {
+        Ok(Declared { worker: config, place, .. }) => {
             let title = proc::comm(tgid).unwrap_or_default();
             let mut findings =
                 vec![new(format!("{name} process"), Verdict::Fine, format!("pid {tgid} ({title}) declares itself"))];
-            findings.extend(workers::of_process(config, Some(tgid)).await);
+            findings.extend(workers::of_process(config, Some(tgid), place.namespace.clone()).await);
             findings
         }
         Err((refusal, detail)) => {

@@ -24,6 +24,12 @@ pub(super) fn examine() -> Vec<Finding> {
                 Verdict::Fine,
                 "held; given up unless connections are to be severed",
             ),
+            (true, Span::Entering) => Finding::new(
+                Area::Privileges,
+                name,
+                Verdict::Fine,
+                "held; given up unless connections are to be severed or workers declare themselves",
+            ),
             (true, Span::Running) => Finding::new(Area::Privileges, name, Verdict::Fine, "held"),
             // Whether that matters is for the sensors and the workers to say: a node whose engines run
             // as the daemon's own user needs none of them.

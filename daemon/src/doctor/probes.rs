@@ -44,7 +44,7 @@ pub(super) fn examine(config: Option<&EbpfConfig>) -> Vec<Finding> {
 
 /// Tried in a thread of its own, whose capabilities are its own.
 fn after_loading(probes: &mut Probes) -> Finding {
-    let reduce = || privileges::reduce(false, || probes.check_access().is_ok());
+    let reduce = || privileges::reduce(privileges::Needs::default(), || probes.check_access().is_ok());
     let reduced = std::thread::scope(|scope| scope.spawn(reduce).join());
     let name = "without CAP_BPF";
     match reduced {

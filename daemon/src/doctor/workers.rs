@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 
 use super::{Area, Finding, Verdict};
 use crate::config::{Config, OnLost, WorkerConfig};
+use crate::network::Namespace;
 use crate::sensors::health::{Asked, ask};
 use crate::sensors::proc::{self, find_root, listeners};
 
@@ -16,13 +17,14 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
 async fn worker(config: &WorkerConfig) -> Vec<Finding> {
     let (process, tgid) = process(config);
     let mut findings = vec![process];
-    findings.extend(of_process(config, tgid).await);
+    findings.extend(of_process(config, tgid, None).await);
     findings
 }
 
-/// Everything but how its process is found.
-pub(super) async fn of_process(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
-    let mut findings = health(config, tgid).await;
+/// Everything but how its process is found. Its health is asked from within that network namespace, or from this
+/// thread's own.
+pub(super) async fn of_process(config: &WorkerConfig, tgid: Option<u32>, namespace: Option<Namespace>) -> Vec<Finding> {
+    let mut findings = health(config, tgid, namespace).await;
     findings.extend(drain_window(config));
     findings.extend(tgid.and_then(|tgid| on_lost(config, tgid)));
     findings
@@ -66,7 +68,7 @@ fn process(config: &WorkerConfig) -> (Finding, Option<u32>) {
     }
 }
 
-async fn health(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
+async fn health(config: &WorkerConfig, tgid: Option<u32>, namespace: Option<Namespace>) -> Vec<Finding> {
     // An engine that is not there cannot answer, and that has been said.
     let bad = if tgid.is_some() { Verdict::Degraded } else { Verdict::Note };
     let Some(address) = config.health.grpc.as_ref().or(config.health.http.as_ref()) else {
@@ -78,7 +80,7 @@ async fn health(config: &WorkerConfig, tgid: Option<u32>) -> Vec<Finding> {
             Err(error) => new(config, "health", bad, format!("no health address; port {port}: {error}")),
         }];
     };
-    let answers = ask(&config.health).await;
+    let answers = ask(&config.health, namespace).await;
     answers
         .into_iter()
         .map(|(service, asked)| {
@@ -162,9 +164,9 @@ mod tests {
     #[tokio::test]
     async fn nobody_is_blamed_twice_for_an_engine_that_is_not_there() {
         let config = worker("[worker.health]\ngrpc = \"http://127.0.0.1:1\"");
-        let absent = health(&config, None).await;
+        let absent = health(&config, None, None).await;
         assert_eq!((absent.len(), absent[0].verdict), (1, Verdict::Note), "{absent:?}");
-        let there = health(&config, Some(std::process::id())).await;
+        let there = health(&config, Some(std::process::id()), None).await;
         assert_eq!(there[0].verdict, Verdict::Degraded, "{there:?}");
         assert!(there[0].detail.contains("refused"), "{there:?}");
     }

@@ -12,26 +12,20 @@
 //! that none which has come since can be meant.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
-};
+use netlink_packet_core::NLM_F_ACK;
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
 use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, setns};
 
 use crate::core::ProcessId;
+use crate::network::Namespace;
+use crate::network::netlink::Netlink;
 use crate::sensors::proc::{self, listeners};
-
-/// Largest answer of the kernel to one read of a dump (`netlink_dump` in `net/netlink/af_netlink.c`).
-const ANSWER_BYTES: usize = 32 * 1024;
 
 /// A connection that was destroyed, as its owner saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,29 +75,33 @@ pub fn sever(owners: &[ProcessId], spared_ports: &[u16]) -> Result<Vec<Severed>,
     if owners.is_empty() {
         return Ok(Vec::new());
     }
-    let mut places: BTreeMap<u32, Vec<ProcessId>> = BTreeMap::new();
+    let mut places: Vec<(Namespace, Vec<ProcessId>)> = Vec::new();
+    let mut refused = None;
     for owner in owners {
-        // One that is gone has no namespace any more.
-        if let Ok(place) = proc::netns_inum(owner.tgid) {
-            places.entry(place).or_default().push(*owner);
+        let place = match Namespace::of(*owner) {
+            Ok(place) => place,
+            // One that is gone has no namespace any more.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => {
+                refused.get_or_insert(SeverError::Namespace { process: *owner, source });
+                continue;
+            }
+        };
+        match places.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, owners)) => owners.push(*owner),
+            None => places.push((place, vec![*owner])),
         }
     }
-    std::thread::scope(|scope| {
-        let mut severed = Vec::new();
-        for (place, owners) in &places {
-            // A thread for each: the namespace that it enters ends with it.
-            let thread = scope.spawn(|| sever_here(*place, owners, spared_ports));
-            severed.append(&mut thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-        }
-        Ok(severed)
-    })
+    let mut severed = Vec::new();
+    for (place, owners) in &places {
+        let there = place.within(|| sever_here(owners, spared_ports));
+        severed.append(&mut there.map_err(|source| SeverError::Namespace { process: owners[0], source })??);
+    }
+    refused.map_or(Ok(severed), Err)
 }
 
-/// Enters the namespace, and destroys there what these processes hold.
-fn sever_here(place: u32, owners: &[ProcessId], spared_ports: &[u16]) -> Result<Vec<Severed>, SeverError> {
-    if proc::netns_inum(std::process::id()).ok() != Some(place) {
-        enter(owners)?;
-    }
+/// Destroys what these processes hold in this thread's namespace.
+fn sever_here(owners: &[ProcessId], spared_ports: &[u16]) -> Result<Vec<Severed>, SeverError> {
     let mut held: BTreeMap<u32, ProcessId> = BTreeMap::new();
     for owner in owners {
         let inodes = listeners::socket_inodes(owner.tgid).unwrap_or_default();
@@ -116,10 +114,10 @@ fn sever_here(place: u32, owners: &[ProcessId], spared_ports: &[u16]) -> Result<
     if held.is_empty() {
         return Ok(Vec::new());
     }
-    let socket = connect().map_err(SeverError::List)?;
+    let kernel = Netlink::connect(NETLINK_SOCK_DIAG).map_err(SeverError::List)?;
     let mut severed = Vec::new();
     for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-        for (id, inode) in connections(&socket, family, any).map_err(SeverError::List)? {
+        for (id, inode) in connections(&kernel, family, any).map_err(SeverError::List)? {
             let Some(owner) = held.get(&inode).filter(|_| !spared_ports.contains(&id.destination_port)) else {
                 continue;
             };
@@ -128,7 +126,7 @@ fn sever_here(place: u32, owners: &[ProcessId], spared_ports: &[u16]) -> Result<
                 local: end(id.source_address, id.source_port),
                 peer: end(id.destination_address, id.destination_port),
             };
-            if destroy(&socket, family, id)? {
+            if destroy(&kernel, family, id)? {
                 severed.push(ends);
             }
         }
@@ -139,26 +137,6 @@ fn sever_here(place: u32, owners: &[ProcessId], spared_ports: &[u16]) -> Result<
 /// IPv4 in an IPv6 socket is written as what it is.
 fn end(address: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(address.to_canonical(), port)
-}
-
-fn enter(owners: &[ProcessId]) -> Result<(), SeverError> {
-    let mut refused = None;
-    for owner in owners {
-        let entered = File::open(format!("/proc/{}/ns/net", owner.tgid))
-            .and_then(|namespace| setns(namespace, CloneFlags::CLONE_NEWNET).map_err(io::Error::from));
-        match entered {
-            Ok(()) => return Ok(()),
-            Err(source) => refused = Some(SeverError::Namespace { process: *owner, source }),
-        }
-    }
-    refused.map_or(Ok(()), Err)
-}
-
-fn connect() -> io::Result<netlink_sys::Socket> {
-    let mut socket = netlink_sys::Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.bind_auto()?;
-    socket.connect(&netlink_sys::SocketAddr::new(0, 0))?;
-    Ok(socket)
 }
 
 const fn request(family: u8, states: StateFlags, socket_id: SocketId) -> SockDiagMessage {
@@ -172,70 +150,29 @@ const fn request(family: u8, states: StateFlags, socket_id: SocketId) -> SockDia
 }
 
 /// Every connection over which data may still come or go, with its socket's inode number.
-fn connections(socket: &netlink_sys::Socket, family: u8, any: SocketId) -> io::Result<Vec<(SocketId, u32)>> {
+fn connections(kernel: &Netlink, family: u8, any: SocketId) -> io::Result<Vec<(SocketId, u32)>> {
     let open = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT | StateFlags::FIN_WAIT1 | StateFlags::FIN_WAIT2;
-    send(socket, NLM_F_REQUEST | NLM_F_DUMP, request(family, open, any))?;
-    let mut found = Vec::new();
-    loop {
-        let answer = receive(socket)?;
-        let mut rest = answer.as_slice();
-        while !rest.is_empty() {
-            let message = parse::<SockDiagMessage>(rest)?;
-            rest = rest.get(aligned(message.header.length)..).unwrap_or_default();
-            match message.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-                    found.push((response.header.socket_id, response.header.inode));
-                }
-                NetlinkPayload::Done(_) => return Ok(found),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
-                _ => {}
-            }
-        }
-    }
+    let answers = kernel.dump(request(family, open, any))?;
+    Ok(answers
+        .into_iter()
+        .filter_map(|answer| match answer {
+            SockDiagMessage::InetResponse(response) => Some((response.header.socket_id, response.header.inode)),
+            _ => None,
+        })
+        .collect())
 }
 
 /// Whether it was there to be destroyed.
-fn destroy(socket: &netlink_sys::Socket, family: u8, id: SocketId) -> Result<bool, SeverError> {
-    let message = SockDiagDestroy::new(request(family, StateFlags::empty(), id));
-    send(socket, NLM_F_REQUEST | NLM_F_ACK, message).map_err(SeverError::Destroy)?;
-    let answer = receive(socket).map_err(SeverError::Destroy)?;
-    let message = parse::<SockDiagMessage>(&answer).map_err(SeverError::Destroy)?;
-    let NetlinkPayload::Error(error) = message.payload else { return Ok(true) };
-    let refused = error.to_io();
+fn destroy(kernel: &Netlink, family: u8, id: SocketId) -> Result<bool, SeverError> {
+    let question = SockDiagDestroy::new(request(family, StateFlags::empty(), id));
+    let Err(refused) = kernel.ask::<_, SockDiagMessage>(NLM_F_ACK, question) else { return Ok(true) };
     match refused.raw_os_error().map(Errno::from_raw) {
-        // No error: the acknowledgement.
-        Some(Errno::UnknownErrno) | None => Ok(true),
         // It was closed meanwhile.
         Some(Errno::ENOENT | Errno::ESTALE) => Ok(false),
         Some(Errno::EPERM | Errno::EACCES) => Err(SeverError::Denied),
         Some(Errno::EOPNOTSUPP) => Err(SeverError::Unsupported),
-        Some(_) => Err(SeverError::Destroy(refused)),
+        _ => Err(SeverError::Destroy(refused)),
     }
-}
-
-fn send<M: NetlinkSerializable>(socket: &netlink_sys::Socket, flags: u16, message: M) -> io::Result<()> {
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send(&bytes, 0).map(drop)
-}
-
-fn receive(socket: &netlink_sys::Socket) -> io::Result<Vec<u8>> {
-    let mut answer = Vec::with_capacity(ANSWER_BYTES);
-    socket.recv(&mut answer, 0)?;
-    Ok(answer)
-}
-
-fn parse<M: NetlinkDeserializable>(bytes: &[u8]) -> io::Result<NetlinkMessage<M>> {
-    NetlinkMessage::deserialize(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
-}
-
-/// `NLMSG_ALIGN` of `include/uapi/linux/netlink.h`.
-const fn aligned(length: u32) -> usize {
-    (length as usize).next_multiple_of(4)
 }
 
 #[cfg(test)]

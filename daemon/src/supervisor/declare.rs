@@ -11,7 +11,8 @@ use std::time::Duration;
 use crate::config::{DeclareConfig, Find, SeverConfig, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
 use crate::privileges;
-use crate::sensors::proc::declare::{Claim, Refusal, Refused, Scanner};
+use crate::sensors::health::Place;
+use crate::sensors::proc::declare::{Claim, Declared, Refusal, Refused, Scanner};
 use crate::sensors::proc::{self};
 
 pub(super) use crate::sensors::proc::declare::Origin;
@@ -68,7 +69,7 @@ pub(super) struct Declarations {
 impl Declarations {
     pub(super) fn new(config: &DeclareConfig) -> Self {
         Self {
-            scanner: config.enabled.then(|| Scanner::new(config.clone())),
+            scanner: config.enabled.then(|| Scanner::new(config)),
             first_look_is_over: !config.enabled,
             looked_at: None,
             strangers: Vec::new(),
@@ -113,7 +114,7 @@ impl Told {
 
 /// What to do about a claim.
 enum Judgement {
-    Accept(Arc<WorkerConfig>),
+    Accept(Arc<WorkerConfig>, Place),
     Refuse(Refused),
     /// It is a known worker's, or the configuration looks for it.
     Known,
@@ -180,6 +181,12 @@ impl Supervisor {
     pub(super) fn declared(&mut self, looked: Looked) {
         let Looked { scanner, at, claims } = looked;
         let hidden = scanner.hidden();
+        if at == At::Everybody && !self.declarations.first_look_is_over {
+            for wide in scanner.too_wide() {
+                tracing::warn!("{wide}; {}", wide.fix());
+                self.warnings.push(wide.to_string());
+            }
+        }
         self.declarations.scanner = Some(scanner);
         if hidden > 0
             && !privileges::may_look_into_others()
@@ -201,7 +208,7 @@ impl Supervisor {
                 }
                 for claim in claims {
                     match self.judge(&claim) {
-                        Judgement::Accept(config) => self.accept(config, claim),
+                        Judgement::Accept(config, place) => self.accept(config, place, claim),
                         // One that has just called exec may be about to do so again, as `env`, `setpriv` and
                         // shells do: refused is what lasts.
                         Judgement::Refuse(_) if at == At::Strangers => {}
@@ -228,8 +235,8 @@ impl Supervisor {
         if looked_for.is_some_and(|(worker, _)| self.living_root(worker).is_none()) {
             return Judgement::Known;
         }
-        let config = match &claim.verdict {
-            Ok(config) => config,
+        let Declared { worker: config, place, others_listen } = match &claim.verdict {
+            Ok(declared) => declared,
             Err(refused) => return Judgement::Refuse(refused.clone()),
         };
         let mut configured = self.workers.iter().filter(|(_, slot)| slot.declared.is_none());
@@ -253,6 +260,10 @@ impl Supervisor {
             let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
             return Judgement::Refuse((Refusal::EndpointTaken, detail));
         }
+        if *others_listen {
+            let detail = format!("another process listens on {}", config.endpoint);
+            return Judgement::Refuse((Refusal::EndpointElsewhere, detail));
+        }
         let origins: Vec<&Origin> = self.workers.iter().filter_map(|(_, slot)| slot.declared.as_ref()).collect();
         let here = origins.iter().filter(|origin| ***origin == claim.origin).count();
         let everywhere = origins.len();
@@ -270,7 +281,7 @@ impl Supervisor {
             sever: SeverConfig { enabled: *sever, ..config.sever.clone() },
             ..config.clone()
         };
-        Judgement::Accept(Arc::new(config))
+        Judgement::Accept(Arc::new(config), place.clone())
     }
 
     fn living_root(&self, worker: WorkerId) -> Option<ProcessId> {
@@ -283,7 +294,7 @@ impl Supervisor {
         origin.map(|origin| origin.place.clone()).unwrap_or_default()
     }
 
-    fn accept(&mut self, config: Arc<WorkerConfig>, claim: Claim) {
+    fn accept(&mut self, config: Arc<WorkerConfig>, place: Place, claim: Claim) {
         let Claim { origin, info, container, .. } = claim;
         let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
         tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
@@ -302,6 +313,7 @@ impl Supervisor {
                 worker
             }
         };
+        self.workers[worker].place = place;
         self.rescan |= self.bind(worker, &info, Some(container));
         self.scan_if_wanted();
     }

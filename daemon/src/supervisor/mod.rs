@@ -47,7 +47,7 @@ use crate::open_files::OpenFiles;
 use crate::privileges::Reduced;
 use crate::processes::{Noticed, Processes};
 use crate::sensors::ebpf::{Events, Probes};
-use crate::sensors::health::HealthHandle;
+use crate::sensors::health::{HealthHandle, Place};
 use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
 use crate::sensors::proc::{self, listeners};
@@ -74,6 +74,8 @@ struct WorkerSlot {
     declared: Option<declare::Origin>,
     /// Where its root runs.
     container: Option<Container>,
+    /// Where its health is asked.
+    place: Place,
     /// The process whose connections are destroyed with the worker's own.
     companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.

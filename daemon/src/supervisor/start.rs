@@ -22,10 +22,10 @@ use crate::notify::Notifier;
 use crate::notify::dynamo::Dynamo;
 use crate::notify::infera::Infera;
 use crate::open_files::{OpenFiles, TooFew};
-use crate::privileges::{self, Reduced};
+use crate::privileges::{self, Needs, Reduced};
 use crate::processes::Processes;
 use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
-use crate::sensors::health::{self, Life};
+use crate::sensors::health::{self, Life, Place};
 use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
 use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
@@ -142,7 +142,8 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
         None => Kmsg::open(Facilities::Kernel),
     };
     let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
-    let reduced = give_up_privileges(severing, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let needs = Needs { severing, declarations: config.declare.enabled };
+    let reduced = give_up_privileges(needs, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome =
@@ -152,7 +153,7 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
+fn give_up_privileges(needs: Needs, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "without CAP_BPF");
@@ -160,7 +161,7 @@ fn give_up_privileges(severing: bool, probes: Option<&mut Probes>) -> Result<Red
         }
         Some(Ok(())) | None => true,
     };
-    let reduced = privileges::reduce(severing, maps_work)
+    let reduced = privileges::reduce(needs, maps_work)
         .map_err(|error| io("giving up capabilities")(std::io::Error::other(error.to_string())))?;
     let names = |list: &[caps::Capability]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     tracing::info!(held = names(&reduced.held), dropped = names(&reduced.dropped), "capabilities");
@@ -425,6 +426,7 @@ impl Supervisor {
             config,
             declared,
             container: None,
+            place: Place::default(),
             companion: None,
             orphans: Vec::new(),
             over_since: None,
@@ -451,8 +453,8 @@ impl Supervisor {
 
     /// Begins to ask a worker's health source about this life.
     pub(super) fn start_health(&mut self, worker: WorkerId, root: ProcessId, served_before: bool) {
-        let config = &self.workers[worker].config;
-        let life = Life { worker, root, port: config.port, served_before };
+        let WorkerSlot { config, place, .. } = &self.workers[worker];
+        let life = Life { worker, root, port: config.port, served_before, place: place.clone() };
         let handle = health::spawn(&self.side, life, config.health.clone(), self.health_tx.clone());
         self.workers[worker].health = Some(handle);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt as _, stream};
 use lastgasp::config::{HealthConfig, Service};
 use lastgasp::core::{Evidence, HealthRole, Kind, WorkerId};
-use lastgasp::sensors::health::{self, HealthHandle, Life};
+use lastgasp::sensors::health::{self, HealthHandle, Life, Place};
 use lastgasp::sensors::proc;
 use serde::Deserialize;
 use tokio::net::{TcpListener, TcpStream};
@@ -56,7 +56,7 @@ impl Sensor {
     pub(crate) fn of_life(config: HealthConfig, port: u16, served_before: bool) -> Self {
         let root = proc::identify(std::process::id()).unwrap();
         let (tell, evidence) = mpsc::unbounded_channel();
-        let life = Life { worker: WorkerId(7), root, port, served_before };
+        let life = Life { worker: WorkerId(7), root, port, served_before, place: Place::default() };
         Self { handle: health::spawn(&Handle::current(), life, config, tell), evidence }
     }
 

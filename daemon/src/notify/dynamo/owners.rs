@@ -52,7 +52,7 @@ fn listener(process: ProcessId, namespaces: &mut HashMap<u32, Namespace>) -> io:
     let (addresses, sockets) = match namespaces.entry(inum) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(new) => {
-            let sockets = listeners::all(Some(tgid))?.into_iter().map(|(port, inode)| (inode, port));
+            let sockets = listeners::all(Some(tgid))?.into_iter().map(|one| (one.inode, one.address.port()));
             new.insert((Rc::new(addresses::local(tgid)?), sockets.collect()))
         }
     };

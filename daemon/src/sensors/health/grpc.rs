@@ -17,6 +17,7 @@ use super::Context;
 use super::machine::{Answer, Ask, End, Machine, Outcome, Round, Step};
 use crate::config::{HealthConfig, Service};
 use crate::core::HealthRole;
+use crate::network::Dialer;
 
 /// What servers call their services, to be tried when a configured name is not known: vLLM's Python
 /// servicer, vllm-rs 0.32, SGLang, TokenSpeed and MLX by the smg servicer 0.14.
@@ -45,6 +46,7 @@ enum Event {
 #[derive(Clone)]
 struct Dial {
     endpoint: Endpoint,
+    dialer: Dialer,
     timeout: Duration,
     /// To see whether somebody listens although the connection was refused.
     root: u32,
@@ -172,18 +174,18 @@ impl Dial {
             .ok()
             .filter(|endpoint| endpoint.uri().scheme_str() == Some("http"))?
             .connect_timeout(config.check_timeout)
-            .tcp_nodelay(true)
             // Without these tonic never notices that the other side is gone without a FIN. Servers
             // on grpc-core end connections that ping more often than they allow: 10 s is accepted.
             .http2_keep_alive_interval(config.keepalive)
             .keep_alive_timeout(config.check_timeout)
             .keep_alive_while_idle(true);
         let port = endpoint.uri().port_u16().unwrap_or(80);
-        Some(Self { endpoint, timeout: config.check_timeout, root: context.root_tgid(), port })
+        let (dialer, timeout) = (context.dialer(), config.check_timeout);
+        Some(Self { endpoint, dialer, timeout, root: context.root_tgid(), port })
     }
 
     fn channel(&self) -> Channel {
-        self.endpoint.connect_lazy()
+        self.endpoint.connect_with_connector_lazy(self.dialer.clone())
     }
 
     /// Asks all services within one deadline. A connection that has served before may have broken

@@ -2,10 +2,18 @@
 
 use std::time::Duration;
 
+use axum::http::{StatusCode, Uri};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Body as _;
+use hyper_util::client::legacy;
+use hyper_util::rt::TokioExecutor;
+
 use super::Context;
 use super::grpc::Reply;
 use super::machine::{Answer, Machine, Outcome};
 use crate::config::HealthConfig;
+use crate::network::Dialer;
 
 /// Longest body that is read to keep the connection; a longer one costs a new connection.
 const MAX_BODY: u64 = 64 * 1024;
@@ -32,30 +40,27 @@ pub(super) async fn run(context: &Context, address: &str, config: &HealthConfig)
 }
 
 /// One GET, for those who do not watch the engine. None if the address is not one of plain-text HTTP.
-pub(super) async fn ask_once(address: &str, timeout: Duration) -> Option<Reply> {
-    let (http, url) = client(address, timeout)?;
-    Some(match http.get(url).send().await {
-        Ok(response) => Reply::Answered(answer(response.status())),
-        Err(error) if super::is_refused(&error) => Reply::Refused,
-        Err(error) if super::is_ours(&error) => Reply::NotAsked,
-        Err(_) => Reply::Late,
+pub(super) async fn ask_once(address: &str, timeout: Duration, dialer: Dialer) -> Option<Reply> {
+    let (http, url) = client(address, dialer)?;
+    Some(match tokio::time::timeout(timeout, http.get(url)).await {
+        Ok(Ok(response)) => Reply::Answered(answer(response.status())),
+        Ok(Err(error)) if super::is_refused(&error) => Reply::Refused,
+        Ok(Err(error)) if super::is_ours(&error) => Reply::NotAsked,
+        _ => Reply::Late,
     })
 }
 
-fn client(address: &str, timeout: Duration) -> Option<(reqwest::Client, reqwest::Url)> {
-    let url = reqwest::Url::parse(address).ok().filter(|url| url.scheme() == "http" && url.has_host())?;
-    let http = reqwest::Client::builder()
-        .timeout(timeout)
-        // The engine is on this node, whatever HTTP_PROXY says.
-        .no_proxy()
-        // Health that lies elsewhere is not this engine's.
-        .redirect(reqwest::redirect::Policy::none())
-        .build()
-        .ok()?;
-    Some((http, url))
+/// Neither proxies nor redirects are followed: the engine is on this node, and health that lies elsewhere is
+/// not this engine's.
+type Http = legacy::Client<Dialer, Empty<Bytes>>;
+
+fn client(address: &str, dialer: Dialer) -> Option<(Http, Uri)> {
+    let url = address.parse::<Uri>().ok()?;
+    let is_plain = url.scheme_str() == Some("http") && url.host().is_some_and(|host| !host.is_empty());
+    is_plain.then(|| (legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(dialer), url))
 }
 
-fn answer(status: reqwest::StatusCode) -> Answer {
+fn answer(status: StatusCode) -> Answer {
     if status.is_success() {
         Answer::Serving
     } else if status.is_server_error() {
@@ -66,8 +71,9 @@ fn answer(status: reqwest::StatusCode) -> Answer {
 }
 
 struct Client {
-    http: reqwest::Client,
-    url: reqwest::Url,
+    http: Http,
+    url: Uri,
+    timeout: Duration,
     root: u32,
     port: u16,
 }
@@ -75,13 +81,17 @@ struct Client {
 impl Client {
     /// None if the address is not one of plain-text HTTP.
     fn new(context: &Context, address: &str, timeout: Duration) -> Option<Self> {
-        let (http, url) = client(address, timeout)?;
-        let port = url.port_or_known_default()?;
-        Some(Self { http, url, root: context.root_tgid(), port })
+        let (http, url) = client(address, context.dialer())?;
+        let port = url.port_u16().unwrap_or(80);
+        Some(Self { http, url, timeout, root: context.root_tgid(), port })
     }
 
     async fn get(&self) -> Outcome {
-        let response = match self.http.get(self.url.clone()).send().await {
+        tokio::time::timeout(self.timeout, self.answer()).await.unwrap_or(Outcome::Unanswered)
+    }
+
+    async fn answer(&self) -> Outcome {
+        let response = match self.http.get(self.url.clone()).await {
             Ok(response) => response,
             Err(error) if super::is_refused(&error) => {
                 return Outcome::Refused { listening: super::still_listening(self.root, self.port) };
@@ -90,9 +100,9 @@ impl Client {
             Err(_) => return Outcome::Unanswered,
         };
         let status = response.status();
-        if response.content_length().is_some_and(|length| length <= MAX_BODY) {
+        if response.body().size_hint().exact().is_some_and(|length| length <= MAX_BODY) {
             // Only to use the connection again: the status line has said everything.
-            let _ = response.bytes().await;
+            let _ = response.into_body().collect().await;
         }
         Outcome::Answered(answer(status))
     }

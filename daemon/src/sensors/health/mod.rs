@@ -10,6 +10,7 @@ mod once;
 
 use std::error::Error;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -20,12 +21,24 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use self::machine::Machine;
 pub use self::once::{Asked, ask};
+use super::proc::listeners::Held;
 use super::proc::{self, listeners, tree};
 use crate::config::HealthConfig;
 use crate::core::{Evidence, Kind, ProcessId, WorkerId};
+use crate::network::{Dialer, Namespace};
+
+/// Where a worker's health is asked, and what has to be seen before an answer counts.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// The network namespace from which the address is asked. None: the daemon's own.
+    pub namespace: Option<Namespace>,
+    /// A process of the worker's tree has to listen here first: in a namespace that it shares with others,
+    /// an address says nothing about whose it is.
+    pub listener: Option<SocketAddr>,
+}
 
 /// The life of a worker whose health is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Life {
     /// Which worker.
     pub worker: WorkerId,
@@ -36,6 +49,8 @@ pub struct Life {
     /// It is known to have been serving already: an earlier daemon listed it. Then it is not given
     /// the patience of a starting engine, and one that hangs since before this daemon is noticed.
     pub served_before: bool,
+    /// Where it is asked.
+    pub place: Place,
 }
 
 /// Begins to ask, on the given runtime. Evidence goes to `evidence`, until the handle is dropped.
@@ -98,6 +113,7 @@ struct Context {
 
 impl Context {
     async fn run(self, config: &HealthConfig) {
+        self.proven(config.check_interval).await;
         if let Some(address) = &config.grpc {
             grpc::run(&self, address, config).await;
         }
@@ -107,10 +123,26 @@ impl Context {
         self.listening(config.check_interval).await;
     }
 
+    /// Waits until the worker itself listens where it has to be seen to listen. An earlier daemon has seen
+    /// it of a life that it listed.
+    async fn proven(&self, every: Duration) {
+        let Some(address) = self.life.place.listener.filter(|_| !self.life.served_before) else { return };
+        let root = self.life.root;
+        let mut tick = in_step(every);
+        loop {
+            tick.tick().await;
+            if matches!(listeners::held_at(&tree::with_descendants(root), address), Ok(Held::ByTree)) {
+                return;
+            }
+            self.say(format!("waits until a process of the worker listens on {address}"));
+        }
+    }
+
     /// An engine without a health service serves once it listens. A listener of somebody else's, such
     /// as its predecessor's, does not count if that can be told.
     async fn listening(&self, every: Duration) {
-        let Life { root, port, .. } = self.life;
+        let Life { root, port, .. } = &self.life;
+        let (root, port) = (*root, *port);
         let why = self.summary.borrow().clone();
         let say = |what: &str| self.say(format!("{why}; {what} port {port}"));
         let mut tick = in_step(every);
@@ -123,9 +155,7 @@ impl Context {
                 say("waits for a listener on");
                 continue;
             }
-            let children = tree::descendants(root).into_iter().map(|process| process.id.tgid);
-            let tree: Vec<u32> = std::iter::once(root.tgid).chain(children).collect();
-            if listeners::owns_listener(&tree, port).unwrap_or(true) {
+            if listeners::owns_listener(&tree::with_descendants(root), port).unwrap_or(true) {
                 say("listens on");
                 self.report(Kind::Listening);
                 return;
@@ -135,7 +165,8 @@ impl Context {
     }
 
     fn report(&self, kind: Kind) {
-        let Life { worker, root, .. } = self.life;
+        let Life { worker, root, .. } = &self.life;
+        let (worker, root) = (*worker, *root);
         tracing::debug!(worker = worker.0, %root, kind = kind.name(), "health evidence");
         // The receiver is the supervisor: if it is gone, so is the daemon.
         let _ = self.evidence.send(Evidence { worker, root, kind, at: proc::monotonic_now() });
@@ -144,7 +175,8 @@ impl Context {
     /// Shows the summary, and logs it once: one that stays is not repeated.
     fn say(&self, summary: String) {
         if let Some(summary) = self.show(summary) {
-            let Life { worker, root, .. } = self.life;
+            let Life { worker, root, .. } = &self.life;
+            let (worker, root) = (*worker, *root);
             tracing::info!(worker = worker.0, %root, "health: {summary}");
         }
     }
@@ -152,7 +184,8 @@ impl Context {
     /// The same for what a person has to put right in the configuration.
     fn complain(&self, summary: String) {
         if let Some(summary) = self.show(summary) {
-            let Life { worker, root, .. } = self.life;
+            let Life { worker, root, .. } = &self.life;
+            let (worker, root) = (*worker, *root);
             tracing::warn!(worker = worker.0, %root, "health: {summary}");
         }
     }
@@ -176,6 +209,10 @@ impl Context {
 
     async fn asked(&self) {
         self.asked.notified().await;
+    }
+
+    fn dialer(&self) -> Dialer {
+        Dialer::from(self.life.place.namespace.clone())
     }
 
     const fn root_tgid(&self) -> u32 {

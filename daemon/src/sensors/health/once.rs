@@ -6,6 +6,7 @@ use super::grpc::{self, NAMES, Reply};
 use super::http;
 use super::machine::Answer;
 use crate::config::HealthConfig;
+use crate::network::{Dialer, Namespace};
 use tokio::time::Instant;
 
 /// What came of it.
@@ -27,16 +28,18 @@ pub enum Asked {
     Other(String),
 }
 
-/// Asks every configured service once, within the configured time; HTTP has one, named `""`.
-pub async fn ask(config: &HealthConfig) -> Vec<(String, Asked)> {
+/// Asks every configured service once, within the configured time; HTTP has one, named `""`. It is asked from
+/// within that network namespace, or from this thread's own.
+pub async fn ask(config: &HealthConfig, namespace: Option<Namespace>) -> Vec<(String, Asked)> {
+    let dialer = Dialer::from(namespace);
     match (&config.grpc, &config.http) {
-        (Some(address), _) => ask_grpc(address, config).await,
-        (None, Some(address)) => vec![(String::new(), ask_http(address, config).await)],
+        (Some(address), _) => ask_grpc(address, config, dialer).await,
+        (None, Some(address)) => vec![(String::new(), ask_http(address, config, dialer).await)],
         (None, None) => Vec::new(),
     }
 }
 
-async fn ask_grpc(address: &str, config: &HealthConfig) -> Vec<(String, Asked)> {
+async fn ask_grpc(address: &str, config: &HealthConfig, dialer: Dialer) -> Vec<(String, Asked)> {
     let names: Vec<String> = match &config.services[..] {
         [] => vec![String::new()],
         services => services.iter().map(|service| service.name.clone()).collect(),
@@ -45,7 +48,7 @@ async fn ask_grpc(address: &str, config: &HealthConfig) -> Vec<(String, Asked)> 
         Ok(endpoint) => endpoint.connect_timeout(config.check_timeout),
         Err(error) => return names.into_iter().map(|name| (name, Asked::Other(error.to_string()))).collect(),
     };
-    let channel = endpoint.connect_lazy();
+    let channel = endpoint.connect_with_connector_lazy(dialer);
     let deadline = || Instant::now() + config.check_timeout;
     let replies = grpc::ask(&channel, &names, deadline()).await;
     let mut known = None;
@@ -71,8 +74,8 @@ async fn ask_grpc(address: &str, config: &HealthConfig) -> Vec<(String, Asked)> 
     asked
 }
 
-async fn ask_http(address: &str, config: &HealthConfig) -> Asked {
-    match http::ask_once(address, config.check_timeout).await {
+async fn ask_http(address: &str, config: &HealthConfig, dialer: Dialer) -> Asked {
+    match http::ask_once(address, config.check_timeout, dialer).await {
         Some(Reply::Answered(answer)) => answered(answer),
         Some(Reply::Refused) => Asked::Refused,
         Some(Reply::Broken | Reply::Late) => Asked::Unanswered,

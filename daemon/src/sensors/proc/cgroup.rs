@@ -5,6 +5,7 @@
 //! innermost is meant. A path is what `/proc/PID/cgroup` shows to *this* process: seen from a
 //! cgroup namespace of its own it begins with `/..` (cgroup_namespaces(7)).
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Read as _};
 
@@ -105,6 +106,91 @@ fn pod_uid(part: &str) -> Option<String> {
     let uuid = groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]);
     let hex = groups.iter().all(|group| is_hex(group, group.len()));
     (hex && (uuid || is_hex(&uid, 32))).then_some(uid)
+}
+
+/// Whether a cgroup is `allowed` or lies below it. Seen from a cgroup namespace of the daemon's own,
+/// paths outside begin with `/..`, once for each level up to where both meet: `/../../..` then
+/// allows what lies below the daemon's own ancestor three levels up, as `/kubepods.slice`.
+#[must_use]
+pub fn is_within(path: &str, allowed: &str) -> bool {
+    let ((up, path), (allowed_up, allowed)) = (levels_up(path), levels_up(allowed));
+    match up.cmp(&allowed_up) {
+        std::cmp::Ordering::Less => allowed.is_empty(),
+        std::cmp::Ordering::Equal => {
+            path.strip_prefix(allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        std::cmp::Ordering::Greater => false,
+    }
+}
+
+/// How many levels a path goes up from this process's cgroup namespace, and what follows.
+fn levels_up(mut path: &str) -> (usize, &str) {
+    let mut up = 0;
+    while let Some(rest) = path.strip_prefix("/..").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+        (up, path) = (up + 1, rest);
+    }
+    (up, path.trim_end_matches('/'))
+}
+
+/// A cgroup of the configuration that holds every process of the host, or may hold it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TooWide {
+    /// As configured.
+    pub allowed: String,
+    /// How many levels the daemon's cgroup namespace lies below the host's root, if that is known.
+    pub depth: Option<usize>,
+}
+
+impl TooWide {
+    /// What to write instead.
+    #[must_use]
+    pub fn fix(&self) -> String {
+        match self.depth {
+            None => "run lastgasp in the host's PID namespace (hostPID), or set declare.uids alone".to_owned(),
+            Some(0 | 1) => "name a cgroup, as /kubepods.slice".to_owned(),
+            Some(depth) => format!("write {} for the daemon's own ancestor below the root", "/..".repeat(depth - 1)),
+        }
+    }
+}
+
+impl fmt::Display for TooWide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allowed, depth } = self;
+        let allowed = if allowed.is_empty() { "/" } else { allowed };
+        match depth {
+            Some(_) => {
+                write!(f, "declare.cgroups: {allowed} is the root of the host's cgroups, seen from lastgasp's own")?
+            }
+            None => write!(
+                f,
+                "declare.cgroups: {allowed} may be the root of the host's cgroups, which cannot be told here"
+            )?,
+        }
+        f.write_str("; it would let every process of this node declare a worker, and counts for none")
+    }
+}
+
+/// How many levels the root of this process's cgroup namespace lies below the host's. A pod's own depth
+/// depends on its quality-of-service class: three below `/kubepods.slice` if that is Burstable, two if it is
+/// Guaranteed. None where the host's kernel threads are not to be seen: their paths go up to the root.
+#[must_use]
+pub fn own_depth() -> Option<usize> {
+    let path = container(super::kthreadd()?).ok()?.cgroup_path;
+    Some(levels_up(&path).0)
+}
+
+/// Splits the configured cgroups into those that count and those that are [`TooWide`] for a namespace so
+/// many levels below the host's root.
+#[must_use]
+pub fn narrow(allowed: &[String], depth: Option<usize>) -> (Vec<String>, Vec<TooWide>) {
+    let (wide, narrow): (Vec<_>, Vec<_>) = allowed.iter().cloned().partition(|allowed| {
+        let (up, rest) = levels_up(allowed);
+        match depth {
+            Some(depth) => up > depth || (up == depth && rest.is_empty()),
+            None => up > 0,
+        }
+    });
+    (narrow, wide.into_iter().map(|allowed| TooWide { allowed, depth }).collect())
 }
 
 fn is_hex(text: &str, length: usize) -> bool {
@@ -208,6 +294,51 @@ mod tests {
             assert!(parse(text).is_none(), "{text}");
         }
         assert_eq!(parse("0::/\u{1b}[31m\n").unwrap().cgroup_path, "/\u{fffd}[31m");
+    }
+
+    #[test]
+    fn a_cgroup_lies_below_its_ancestors_and_nobody_elses() {
+        for (path, allowed) in [
+            ("/kubepods.slice", "/kubepods.slice"),
+            ("/kubepods.slice/a.scope", "/kubepods.slice"),
+            ("/system.slice/vllm.service", ""),
+            ("/../../a-pod.slice/b.scope", "/../.."),
+            ("/../a.scope", "/../.."),
+            ("/../../a-pod.slice/b.scope", "/../../a-pod.slice"),
+            ("/../..a", "/.."),
+        ] {
+            assert!(is_within(path, allowed), "{path} below {allowed}");
+        }
+        for (path, allowed) in [
+            ("/kubepods.slice-evil/a", "/kubepods.slice"),
+            ("/user.slice/kubepods.slice/a", "/kubepods.slice"),
+            ("/../../../user.slice/a", "/../.."),
+            ("/../../a", ""),
+        ] {
+            assert!(!is_within(path, allowed), "{path} not below {allowed}");
+        }
+    }
+
+    #[test]
+    fn the_root_of_the_host_is_nobodys_cgroup() {
+        let split = |allowed: &[&str], depth| {
+            let allowed: Vec<String> = allowed.iter().map(|&path| path.to_owned()).collect();
+            let (narrow, wide) = narrow(&allowed, depth);
+            (narrow, wide.into_iter().map(|wide| wide.allowed).collect::<Vec<_>>())
+        };
+        let shipped = ["/kubepods.slice", "/../../.."];
+        let split_of = |narrow: &[&str], wide: &[&str]| {
+            let owned = |paths: &[&str]| paths.iter().map(|&path| path.to_owned()).collect::<Vec<_>>();
+            (owned(narrow), owned(wide))
+        };
+        assert_eq!(split(&shipped, Some(4)), split_of(&shipped, &[]), "a Burstable pod");
+        assert_eq!(split(&shipped, Some(3)), split_of(&shipped[..1], &shipped[1..]), "a Guaranteed one");
+        assert_eq!(split(&shipped, Some(2)), split_of(&shipped[..1], &shipped[1..]), "or higher still");
+        assert_eq!(split(&["/../../../x"], Some(3)), split_of(&["/../../../x"], &[]), "one cgroup below the root");
+        assert_eq!(split(&["", "/a"], Some(0)), split_of(&["/a"], &[""]), "on the host itself");
+        assert_eq!(split(&["", "/.."], None), split_of(&[""], &["/.."]), "where the depth is not known");
+        let wide = TooWide { allowed: "/../../..".to_owned(), depth: Some(3) };
+        assert!(wide.to_string().contains("/../../.. is the root") && wide.fix().contains("write /../.. for"));
     }
 
     #[test]

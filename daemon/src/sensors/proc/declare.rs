@@ -13,15 +13,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::http::Uri;
 use lastgasp_protocol::Container;
 
-use super::{ProcessInfo, addresses, cgroup, listeners, tree};
+use super::reach::Reach;
+use super::{ProcessInfo, cgroup, listeners, tree};
 use crate::config::{self, DECLARATION, DeclareConfig, WorkerConfig};
 use crate::core::ProcessId;
+use crate::sensors::health::Place;
 
 /// Turns in which a new process is looked at again.
 const YOUNG: u8 = 3;
@@ -41,10 +41,11 @@ pub enum Refusal {
     Malformed,
     /// The user or the cgroup may not declare anything.
     NotAllowed,
-    /// The endpoint is not an address of the process's network namespace, or a loopback address
-    /// of a namespace that is not ours.
+    /// The endpoint is not an address of the process's network namespace; or others listen there; or the
+    /// host does not route it into that namespace.
     EndpointElsewhere,
-    /// The same of the health address.
+    /// The health address is not an address of the process's network namespace, or cannot be asked from
+    /// within that namespace.
     HealthElsewhere,
     /// A worker of the configuration has the name.
     NameConfigured,
@@ -96,9 +97,20 @@ pub struct Claim {
     pub info: ProcessInfo,
     /// Where it runs.
     pub container: Container,
-    /// The worker, as far as the process alone can tell; names and addresses that others have are
-    /// the caller's to refuse.
-    pub verdict: Result<Arc<WorkerConfig>, Refused>,
+    /// What it declares, as far as the process alone can tell; names and addresses that others have are the
+    /// caller's to refuse.
+    pub verdict: Result<Declared, Refused>,
+}
+
+/// A worker that a process has declared.
+#[derive(Debug, Clone)]
+pub struct Declared {
+    /// The worker.
+    pub worker: Arc<WorkerConfig>,
+    /// Where its health is asked.
+    pub place: Place,
+    /// Others listen on its endpoint, and no process of its tree does.
+    pub others_listen: bool,
 }
 
 /// What changes when a process calls exec: its stack and environment lie elsewhere.
@@ -127,7 +139,10 @@ struct Carrier {
 
 /// Looks for declarations, one turn after the other.
 pub struct Scanner {
-    allowed: DeclareConfig,
+    uids: Vec<u32>,
+    /// None: whichever cgroup it is.
+    cgroups: Option<Vec<String>>,
+    too_wide: Vec<cgroup::TooWide>,
     known: HashMap<u32, Known>,
     carriers: HashMap<ProcessId, Carrier>,
     hidden: HashSet<u32>,
@@ -137,8 +152,24 @@ pub struct Scanner {
 impl Scanner {
     /// Nothing has been looked at yet.
     #[must_use]
-    pub fn new(allowed: DeclareConfig) -> Self {
-        Self { allowed, known: HashMap::new(), carriers: HashMap::new(), hidden: HashSet::new(), turn: 0 }
+    pub fn new(allowed: &DeclareConfig) -> Self {
+        let (cgroups, too_wide) = cgroup::narrow(&allowed.cgroups, cgroup::own_depth());
+        Self {
+            uids: allowed.uids.clone(),
+            cgroups: (!allowed.cgroups.is_empty()).then_some(cgroups),
+            too_wide,
+            known: HashMap::new(),
+            carriers: HashMap::new(),
+            hidden: HashSet::new(),
+            turn: 0,
+        }
+    }
+
+    /// Cgroups of the configuration that would let every process of the host declare itself, and count for
+    /// none.
+    #[must_use]
+    pub fn too_wide(&self) -> &[cgroup::TooWide] {
+        &self.too_wide
     }
 
     /// How many processes may not be looked into, for want of CAP_SYS_PTRACE.
@@ -215,7 +246,7 @@ impl Scanner {
             groups.entry((&carrier.origin, &carrier.name)).or_default().push(carrier);
         }
         let ours_tgids: HashSet<u32> = ours.iter().map(|id| id.tgid).collect();
-        let own_network = super::netns_inum(std::process::id()).ok();
+        let reach = Reach::here();
         let mut claims = Vec::new();
         for carriers in groups.values_mut() {
             carriers.sort_by_key(|carrier| (!carrier.init, carrier.id.start_ticks, carrier.id.tgid));
@@ -237,7 +268,7 @@ impl Scanner {
                 origin: carrier.origin.clone(),
                 info,
                 container: carrier.container.clone(),
-                verdict: self.verdict(carrier, own_network),
+                verdict: self.verdict(carrier, &reach),
             });
         }
         claims
@@ -248,7 +279,7 @@ impl Scanner {
     }
 
     fn refusal_of_owner(&self, carrier: &Carrier) -> Option<String> {
-        let DeclareConfig { uids, cgroups, .. } = &self.allowed;
+        let Self { uids, cgroups, .. } = self;
         if !uids.is_empty() {
             // All of them: who runs another's set-user-ID program has chosen its environment.
             let Some(owners) = super::uids(carrier.id.tgid) else { return Some("its user is not known".to_owned()) };
@@ -257,26 +288,20 @@ impl Scanner {
             }
         }
         let path = &carrier.container.cgroup_path;
-        let within = |allowed: &String| is_within(path, allowed);
-        if !cgroups.is_empty() && !cgroups.iter().any(within) {
+        let within = |allowed: &String| cgroup::is_within(path, allowed);
+        if cgroups.as_ref().is_some_and(|cgroups| !cgroups.iter().any(within)) {
             return Some(format!("cgroup {path} is not within any of declare.cgroups"));
         }
         None
     }
 
-    fn verdict(&self, carrier: &Carrier, own_network: Option<u32>) -> Result<Arc<WorkerConfig>, Refused> {
+    fn verdict(&self, carrier: &Carrier, reach: &Reach) -> Result<Declared, Refused> {
         if let Some(detail) = self.refusal_of_owner(carrier) {
             return Err((Refusal::NotAllowed, detail));
         }
         let worker = carrier.worker.as_ref().map_err(|detail| (Refusal::Malformed, detail.clone()))?;
-        let local = addresses::local(carrier.id.tgid).unwrap_or_default();
-        let same_network = own_network.is_some() && carrier.container.network_namespace == own_network;
-        let check = |url: &str| is_reachable(url, &local, same_network);
-        check(&worker.endpoint).map_err(|detail| (Refusal::EndpointElsewhere, detail))?;
-        for url in worker.health.grpc.iter().chain(&worker.health.http) {
-            check(url).map_err(|detail| (Refusal::HealthElsewhere, detail))?;
-        }
-        Ok(Arc::clone(worker))
+        let (place, others_listen) = reach.place(carrier.id, worker)?;
+        Ok(Declared { worker: Arc::clone(worker), place, others_listen })
     }
 }
 
@@ -308,44 +333,6 @@ impl Carrier {
                         .unwrap_or(false)
             })
     }
-}
-
-/// Whether a cgroup is `allowed` or lies below it. Seen from a cgroup namespace of the daemon's own,
-/// paths outside begin with `/..`, once for each level up to where both meet: `/../../..` then
-/// allows what lies below the daemon's own ancestor three levels up, as `/kubepods.slice`.
-fn is_within(path: &str, allowed: &str) -> bool {
-    fn split(mut path: &str) -> (usize, &str) {
-        let mut up = 0;
-        while let Some(rest) = path.strip_prefix("/..").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
-            (up, path) = (up + 1, rest);
-        }
-        (up, path)
-    }
-    let ((up, path), (allowed_up, allowed)) = (split(path), split(allowed));
-    match up.cmp(&allowed_up) {
-        std::cmp::Ordering::Less => allowed.is_empty(),
-        std::cmp::Ordering::Equal => {
-            path.strip_prefix(allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        }
-        std::cmp::Ordering::Greater => false,
-    }
-}
-
-/// Routers connect to the endpoint, and the daemon to the health address: what a process declares
-/// must be its own. Loopback means a different host in every network namespace, so it counts only
-/// in the daemon's.
-fn is_reachable(url: &str, local: &HashSet<IpAddr>, same_network: bool) -> Result<(), String> {
-    let uri: Uri = url.parse().map_err(|_| format!("{url} is not a URL"))?;
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    let address: IpAddr =
-        host.parse().map_err(|_| format!("{url} names a host; write the pod's or the node's IP address"))?;
-    if address.is_loopback() && !same_network {
-        return Err(format!("{url} is a loopback address of another network namespace; write the pod's IP address"));
-    }
-    if !local.contains(&address) {
-        return Err(format!("{url} is no address of the process's network namespace"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -412,15 +399,18 @@ mod tests {
     fn the_holder_of_the_endpoints_listener_claims_and_its_children_do_not() {
         let name = word("holder");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let listening = listener.local_addr().unwrap();
+        let endpoint = format!("http://{listening}");
         let variables = [("LASTGASP_WORKER", name.as_str()), ("LASTGASP_ENDPOINT", endpoint.as_str())];
         // The child of the shell has its environment and its socket.
         let (holder, id) = shell(&variables, Some(listener.into()), "sh -c 'echo up; exec sleep 1000'; true");
         let (probe, _) = shell(&variables, None, WAIT);
-        let mut scanner = Scanner::new(everybody());
+        let mut scanner = Scanner::new(&everybody());
         let claim = claims(&mut scanner, &name, &[]).remove(0);
         assert_eq!(claim.info.id, id);
-        assert_eq!(claim.verdict.unwrap().endpoint, endpoint);
+        let Declared { worker, place, .. } = claim.verdict.unwrap();
+        assert_eq!(worker.endpoint, endpoint);
+        assert!(place.namespace.is_none() && place.listener == Some(listening), "{place:?}");
         assert_eq!(claims(&mut scanner, &name, &[]).len(), 1, "every turn again, until it is known");
         assert!(claims(&mut scanner, &name, &[id]).is_empty(), "its child holds the socket, but is its child");
         end(probe);
@@ -434,7 +424,7 @@ mod tests {
         let quiet_ones = [("LASTGASP_WORKER", quiet.as_str()), ("LASTGASP_ENDPOINT", "http://127.0.0.1:1")];
         let broken_ones = [("LASTGASP_WORKER", broken.as_str()), ("LASTGASP_ENDPOINT", "https://x")];
         let shells = [shell(&quiet_ones, None, WAIT), shell(&broken_ones, None, WAIT), shell(&broken_ones, None, WAIT)];
-        let mut scanner = Scanner::new(everybody());
+        let mut scanner = Scanner::new(&everybody());
         assert!(claims(&mut scanner, &quiet, &[]).is_empty());
         let refused = claims(&mut scanner, &broken, &[]);
         assert_eq!((refused.len(), refusal(&refused)), (1, Some(Refusal::Malformed)));
@@ -452,7 +442,7 @@ mod tests {
             ("LASTGASP_MODELS", models.as_str()),
         ];
         let (endless, _) = shell(&variables, None, WAIT);
-        let refused = claims(&mut Scanner::new(everybody()), &name, &[]);
+        let refused = claims(&mut Scanner::new(&everybody()), &name, &[]);
         assert_eq!(refusal(&refused), Some(Refusal::Malformed));
         let detail = &refused[0].verdict.as_ref().unwrap_err().1;
         assert_eq!(detail, "LASTGASP_MODELS has 4097 bytes; 4096 are the most that it may have");
@@ -466,15 +456,16 @@ mod tests {
         let (stranger, id) = shell(&variables, None, WAIT);
         let path = cgroup::container(id.tgid).unwrap().cgroup_path;
         let refused = |uids: Vec<u32>, cgroups: Vec<String>| {
-            let mut scanner = Scanner::new(DeclareConfig { uids, cgroups, ..everybody() });
+            let mut scanner = Scanner::new(&DeclareConfig { uids, cgroups, ..everybody() });
             refusal(&claims(&mut scanner, &name, &[]))
         };
         assert_eq!(refused(vec![u32::MAX - 7], vec![]), Some(Refusal::NotAllowed));
         assert_eq!(refused(vec![], vec!["/no.slice".to_owned()]), Some(Refusal::NotAllowed));
-        let mine = path.trim_end_matches('/').to_owned();
-        assert_eq!(refused(vec![], vec![mine.clone()]), None);
-        if !mine.is_empty() {
-            let beginning = mine[..mine.len() - 1].to_owned();
+        if path == "/" {
+            assert_eq!(refused(vec![], vec![String::new()]), Some(Refusal::NotAllowed), "the whole host");
+        } else {
+            assert_eq!(refused(vec![], vec![path.clone()]), None);
+            let beginning = path[..path.len() - 1].to_owned();
             assert_eq!(refused(vec![], vec![beginning]), Some(Refusal::NotAllowed), "a part of a name is no parent");
         }
         end(stranger);
@@ -492,9 +483,9 @@ mod tests {
         );
         nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
         let (holder, id) = shell(&[], Some(listener.into()), &script);
-        let mut scanner = Scanner::new(everybody());
+        let mut scanner = Scanner::new(&everybody());
         // Old enough to be looked at now and then only.
-        let mut told = Scanner::new(everybody());
+        let mut told = Scanner::new(&everybody());
         for _ in 0..=YOUNG {
             assert!(claims(&mut scanner, &name, &[]).is_empty());
             assert!(claims(&mut told, &name, &[]).is_empty());
@@ -511,51 +502,12 @@ mod tests {
         end(holder);
     }
 
-    #[test]
-    fn a_cgroup_lies_below_its_ancestors_and_nobody_elses() {
-        for (path, allowed) in [
-            ("/kubepods.slice", "/kubepods.slice"),
-            ("/kubepods.slice/a.scope", "/kubepods.slice"),
-            ("/system.slice/vllm.service", ""),
-            ("/../../a-pod.slice/b.scope", "/../.."),
-            ("/../a.scope", "/../.."),
-            ("/../../a-pod.slice/b.scope", "/../../a-pod.slice"),
-            ("/../..a", "/.."),
-        ] {
-            assert!(is_within(path, allowed), "{path} below {allowed}");
-        }
-        for (path, allowed) in [
-            ("/kubepods.slice-evil/a", "/kubepods.slice"),
-            ("/user.slice/kubepods.slice/a", "/kubepods.slice"),
-            ("/../../../user.slice/a", "/../.."),
-            ("/../../a", ""),
-        ] {
-            assert!(!is_within(path, allowed), "{path} not below {allowed}");
-        }
-    }
-
-    #[test]
-    fn an_address_must_be_the_processs_own() {
-        let local = HashSet::from(["10.0.0.7", "127.0.0.1", "fd00::7"].map(|address| address.parse().unwrap()));
-        assert_eq!(is_reachable("http://10.0.0.7:8000", &local, false), Ok(()));
-        assert_eq!(is_reachable("http://[fd00::7]:8000/health", &local, false), Ok(()));
-        assert_eq!(is_reachable("http://127.0.0.1:8000", &local, true), Ok(()));
-        for (url, wrong) in [
-            ("http://127.0.0.1:8000", "loopback"),
-            ("http://10.0.0.8:8000", "no address"),
-            ("http://vllm:8000", "names a host"),
-        ] {
-            let error = is_reachable(url, &local, false).unwrap_err();
-            assert!(error.contains(wrong), "{error}");
-        }
-    }
-
     /// What a turn costs: `cargo test -p lastgasp --lib -- --ignored --nocapture cost_of_a_turn`.
     #[test]
     #[ignore = "measures; says nothing about right or wrong"]
     fn cost_of_a_turn() {
         let children: Vec<Child> = (0..1000).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
-        let mut scanner = Scanner::new(everybody());
+        let mut scanner = Scanner::new(&everybody());
         let begin = std::time::Instant::now();
         scanner.look(&HashSet::new()).unwrap();
         eprintln!("first turn, {} processes: {:?}", scanner.known.len(), begin.elapsed());

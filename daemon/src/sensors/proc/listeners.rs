@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, BufRead as _};
+use std::net::{IpAddr, SocketAddr};
 
 /// `TCP_LISTEN` in `include/net/tcp_states.h`, as the table prints it.
 const LISTEN: &str = "0A";
@@ -16,37 +17,92 @@ pub fn listening(netns_pid: Option<u32>, port: u16) -> io::Result<bool> {
     Ok(!sockets(netns_pid, port)?.is_empty())
 }
 
+/// A socket that listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listener {
+    /// The address that it is bound to; unspecified, if to every one of its namespace.
+    pub address: SocketAddr,
+    /// The user who made it.
+    pub uid: u32,
+    /// The inode number of the socket.
+    pub inode: u64,
+}
+
+impl Listener {
+    /// Whether connections to `address` come here. A socket of every IPv6 address usually takes those over
+    /// IPv4 too (ipv6(7), `IPV6_V6ONLY`).
+    fn answers_at(&self, address: SocketAddr) -> bool {
+        let (bound, wanted) = (self.address.ip(), address.ip().to_canonical());
+        let every = bound.is_unspecified() && (bound.is_ipv6() || wanted.is_ipv4());
+        self.address.port() == address.port() && (every || bound.to_canonical() == wanted)
+    }
+}
+
+/// Who listens at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// Nobody.
+    ByNobody,
+    /// A process of the tree.
+    ByTree,
+    /// Others, and no process of the tree.
+    ByOthers,
+}
+
 /// Whether a process of `tree` holds a socket that listens on `port`, in the namespace of the first
 /// of them that is still there. Processes that are gone hold nothing.
 ///
 /// # Errors
 /// Permission denied: none was seen to hold it, but some may not be looked into.
 pub fn owns_listener(tree: &[u32], port: u16) -> io::Result<bool> {
+    Ok(held(tree, |listener| listener.address.port() == port)? == Held::ByTree)
+}
+
+/// The same for an address of that namespace.
+///
+/// # Errors
+/// As [`owns_listener`].
+pub fn held_at(tree: &[u32], address: SocketAddr) -> io::Result<Held> {
+    held(tree, |listener| listener.answers_at(address))
+}
+
+/// The user who made the socket that listens on `port` and that a process of `tree` holds.
+#[must_use]
+pub fn owner(tree: &[u32], port: u16) -> Option<u32> {
+    let listeners = tree.iter().find_map(|tgid| all(Some(*tgid)).ok())?;
+    let listeners: Vec<Listener> = listeners.into_iter().filter(|listener| listener.address.port() == port).collect();
+    let is_held = |listener: &&Listener| tree.iter().any(|tgid| holds(*tgid, &[listener.inode]).unwrap_or(false));
+    listeners.iter().find(is_held).map(|listener| listener.uid)
+}
+
+fn held(tree: &[u32], is_meant: impl Fn(&Listener) -> bool) -> io::Result<Held> {
+    let Some(listeners) = tree.iter().find_map(|tgid| all(Some(*tgid)).ok()) else { return Ok(Held::ByNobody) };
+    let inodes: Vec<u64> = listeners.iter().filter(|listener| is_meant(listener)).map(|one| one.inode).collect();
+    if inodes.is_empty() {
+        return Ok(Held::ByNobody);
+    }
     let mut denied = None;
-    let Some(inodes) = tree.iter().find_map(|tgid| sockets(Some(*tgid), port).ok()) else {
-        return Ok(false);
-    };
     for tgid in tree {
         match holds(*tgid, &inodes) {
-            Ok(true) => return Ok(true),
+            Ok(true) => return Ok(Held::ByTree),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(error),
             _ => {}
         }
     }
-    denied.map_or(Ok(false), Err)
+    denied.map_or(Ok(Held::ByOthers), Err)
 }
 
 /// Inode numbers of the sockets that listen on `port`.
 pub(super) fn sockets(netns_pid: Option<u32>, port: u16) -> io::Result<Vec<u64>> {
-    Ok(all(netns_pid)?.into_iter().filter(|(listening, _)| *listening == port).map(|(_, inode)| inode).collect())
+    let listeners = all(netns_pid)?.into_iter();
+    Ok(listeners.filter(|listener| listener.address.port() == port).map(|listener| listener.inode).collect())
 }
 
-/// Port and inode number of every socket that listens in the network namespace of that process, or in this
-/// thread's own.
+/// Every socket that listens in the network namespace of that process, or in this thread's own.
 ///
 /// # Errors
 /// Not found: no such process, or a zombie, which has no namespaces any more.
-pub fn all(netns_pid: Option<u32>) -> io::Result<Vec<(u16, u64)>> {
+pub fn all(netns_pid: Option<u32>) -> io::Result<Vec<Listener>> {
     let directory = netns_pid.map_or_else(|| "/proc/thread-self/net".to_owned(), |pid| format!("/proc/{pid}/net"));
     let mut sockets = listeners(&fs::File::open(format!("{directory}/tcp"))?)?;
     match fs::File::open(format!("{directory}/tcp6")) {
@@ -60,7 +116,7 @@ pub fn all(netns_pid: Option<u32>) -> io::Result<Vec<(u16, u64)>> {
 
 /// Reads only as far as the listeners: the table lists them before the connections
 /// (`tcp_get_idx` in `net/ipv4/tcp_ipv4.c`), of which a busy node has many thousands.
-fn listeners(table: &fs::File) -> io::Result<Vec<(u16, u64)>> {
+fn listeners(table: &fs::File) -> io::Result<Vec<Listener>> {
     let mut sockets = Vec::new();
     for line in io::BufReader::new(table).lines().skip(1) {
         let Some(socket) = listener(&line?) else { break };
@@ -69,27 +125,36 @@ fn listeners(table: &fs::File) -> io::Result<Vec<(u16, u64)>> {
     Ok(sockets)
 }
 
-/// Port and inode of a line of `/proc/net/tcp` (proc(5)), if it is a listener's.
+/// What a line of `/proc/net/tcp` or `tcp6` says (proc(5)), if it is a listener's:
+/// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode …`
 #[must_use]
-pub fn listener(line: &str) -> Option<(u16, u64)> {
-    let socket = Socket::parse(line).filter(|socket| socket.state == LISTEN)?;
-    Some((socket.port, socket.inode))
+pub fn listener(line: &str) -> Option<Listener> {
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let (address, port) = fields.next()?.rsplit_once(':')?;
+    let address = SocketAddr::new(ip(address)?, u16::from_str_radix(port, 16).ok()?);
+    let is_listening = fields.nth(1)? == LISTEN;
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    is_listening.then_some(Listener { address, uid, inode })
 }
 
-struct Socket<'a> {
-    port: u16,
-    state: &'a str,
-    inode: u64,
-}
-
-impl<'a> Socket<'a> {
-    /// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode …`
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (_, port) = fields.next()?.rsplit_once(':')?;
-        let state = fields.nth(1)?;
-        let inode = fields.nth(5)?;
-        Some(Self { port: u16::from_str_radix(port, 16).ok()?, state, inode: inode.parse().ok()? })
+/// An address as the table prints it: words of 32 bits, each in the machine's byte order (`get_tcp4_sock` in
+/// `net/ipv4/tcp_ipv4.c`, `get_tcp6_sock` in `net/ipv6/tcp_ipv6.c`).
+fn ip(hex: &str) -> Option<IpAddr> {
+    if !hex.is_ascii() || hex.len() % 8 != 0 {
+        return None;
+    }
+    let word = |at: usize| u32::from_str_radix(hex.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    match hex.len() {
+        8 => Some(IpAddr::from(word(0)?)),
+        32 => {
+            let mut bytes = [0; 16];
+            for (at, place) in bytes.chunks_exact_mut(4).enumerate() {
+                place.copy_from_slice(&word(at * 8)?);
+            }
+            Some(IpAddr::from(bytes))
+        }
+        _ => None,
     }
 }
 
@@ -155,11 +220,40 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_held_by_whoever_listens_on_it_or_on_every_address() {
+        let me = [std::process::id()];
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        while super::super::comm(child.id()).as_deref() != Some("sleep") {
+            std::thread::yield_now();
+        }
+        let others = [child.id()];
+        for (bound, asked, elsewhere) in [
+            ("127.0.0.1:0", "127.0.0.1", "127.0.0.2"),
+            ("0.0.0.0:0", "127.0.0.1", "::1"),
+            ("[::1]:0", "::1", "127.0.0.1"),
+        ] {
+            let Ok(listener) = TcpListener::bind(bound) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            let at = |address: &str| SocketAddr::new(address.parse().unwrap(), port);
+            assert_eq!(held_at(&me, at(asked)).unwrap(), Held::ByTree, "{bound}");
+            assert_eq!(held_at(&others, at(asked)).unwrap(), Held::ByOthers, "{bound}");
+            assert_eq!(held_at(&me, at(elsewhere)).unwrap(), Held::ByNobody, "{bound}");
+            assert_eq!(owner(&me, port), Some(nix::unistd::geteuid().as_raw()));
+            assert_eq!(owner(&others, port), None);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn the_table_is_read_as_the_kernel_prints_it() {
         let line = "   1: 00000000000000000000000001000000:1F40 00000000000000000000000000000000:0000 0A \
                     00000000:00000000 00:00000000 00000000  1000        0 48127 1 00000000 100 0 0 10 0";
-        let socket = Socket::parse(line).unwrap();
-        assert_eq!((socket.port, socket.state, socket.inode), (8000, LISTEN, 48127));
-        assert!(Socket::parse("  sl  local_address").is_none());
+        let read = listener(line).unwrap();
+        assert_eq!((read.address.port(), read.uid, read.inode), (8000, 1000, 48127));
+        #[cfg(target_endian = "little")]
+        assert_eq!(read.address, "[::1]:8000".parse().unwrap());
+        assert!(listener(&line.replace(" 0A ", " 01 ")).is_none(), "a connection");
+        assert!(listener("  sl  local_address").is_none());
     }
 }

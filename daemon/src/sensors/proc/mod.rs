@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod declare;
 pub mod find;
 pub mod listeners;
+mod reach;
 mod state;
 pub mod tree;
 
@@ -242,6 +243,14 @@ fn namespace(tgid: u32, kind: &str) -> io::Result<u32> {
 pub fn thread_group(tid: u32) -> Option<u32> {
     let status = Process::new(i32::try_from(tid).ok()?).ok()?.status().ok()?;
     u32::try_from(status.tgid).ok()
+}
+
+/// The parent of the host's kernel threads, if this PID namespace is the host's: it has pid 2 there
+/// (`rest_init` in `init/main.c`), the host's network namespace and the root of its cgroups.
+#[must_use]
+pub fn kthreadd() -> Option<u32> {
+    const KTHREADD: u32 = 2;
+    stat(KTHREADD).filter(|stat| stat.flags & find::KERNEL_THREAD != 0).map(|_| KTHREADD)
 }
 
 /// Every thread group on this node, as far as this PID namespace shows them.

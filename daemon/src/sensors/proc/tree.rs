@@ -58,6 +58,12 @@ pub fn descendants(root: ProcessId) -> Vec<ProcessInfo> {
     found
 }
 
+/// The pids of `root` and of its living descendants, `root` first.
+#[must_use]
+pub fn with_descendants(root: ProcessId) -> Vec<u32> {
+    std::iter::once(root.tgid).chain(descendants(root).into_iter().map(|process| process.id.tgid)).collect()
+}
+
 /// From `/proc/PID/task/TID/children`: a child belongs to the thread that forked it. None if this
 /// kernel was built without `CONFIG_PROC_CHILDREN`.
 fn children(tgid: u32) -> Option<Vec<u32>> {
