@@ -62,6 +62,8 @@ pub struct Metrics {
     /// How long a worker has been over while processes of it are still there, by `worker`, in
     /// seconds; 0 while none are.
     pub lost_alive_seconds: GaugeVec,
+    /// Processes whose command line and environment are not read, since they hold their memory locked.
+    pub stuck_processes: IntGauge,
     /// 1 for the state that a worker is in, 0 for the others, by `worker` and `state`.
     pub worker_state: IntGaugeVec,
     /// From the first evidence of a death to the acknowledged withdrawal, in seconds.
@@ -153,6 +155,13 @@ impl Metrics {
                     options("lost_alive_seconds", "How long processes of a worker have outlived it."),
                     &["worker"],
                 ),
+            ),
+            stuck_processes: registered(
+                &registry,
+                IntGauge::with_opts(options(
+                    "stuck_processes",
+                    "Processes that hold their memory locked, so that their command line and environment are not read.",
+                )),
             ),
             worker_state: gauges(&registry, "worker_state", "1 for the state a worker is in.", &["worker", "state"]),
             evidence_to_withdrawn: latency(

@@ -108,23 +108,47 @@ pub enum Noticed {
     },
 }
 
+/// The root of a worker's present life.
+struct Root {
+    id: ProcessId,
+    role_of: RoleOf,
+    /// Titles of this user's processes count, and of nobody else's. None: not known.
+    owner: Option<u32>,
+}
+
 /// All processes of all workers of this node.
 #[derive(Default)]
 pub struct Processes {
     by_tgid: HashMap<u32, Tracked>,
-    roots: HashMap<WorkerId, (ProcessId, RoleOf)>,
+    roots: HashMap<WorkerId, Root>,
     /// The parents of roots, and whose.
     supervisors: HashMap<ProcessId, Vec<WorkerId>>,
 }
 
 impl Processes {
-    /// A worker's root was found: its tree begins. Any former tree of the worker is forgotten.
-    pub fn adopt_root(&mut self, worker: WorkerId, root: ProcessId, title: &str, role_of: RoleOf) -> Noticed {
+    /// A worker's root was found: its tree begins. Any former tree of the worker is forgotten. `owner` is the
+    /// user who owns the worker, see [`Self::owned_by`].
+    pub fn adopt_root(
+        &mut self,
+        worker: WorkerId,
+        root: ProcessId,
+        title: &str,
+        owner: Option<u32>,
+        role_of: RoleOf,
+    ) -> Noticed {
         self.forget(worker);
-        self.roots.insert(worker, (root, role_of));
+        self.roots.insert(worker, Root { id: root, role_of, owner });
         let tracked = Tracked { critical: true, ..Tracked::new(root, worker, root, title.into()) };
         self.by_tgid.insert(root.tgid, tracked);
         Noticed::Critical { worker, root, id: root }
+    }
+
+    /// A worker is this user's: the one who owns its listener, or else its root. A process of another user that
+    /// calls itself an engine core is none, so that its end is nobody's loss.
+    pub fn owned_by(&mut self, worker: WorkerId, root: ProcessId, owner: Option<u32>) {
+        if let Some(known) = self.roots.get_mut(&worker).filter(|known| known.id == root) {
+            known.owner = owner;
+        }
     }
 
     /// Forgets a worker's tree.
@@ -179,21 +203,24 @@ impl Processes {
         }
     }
 
-    /// A process of `worker`'s tree was looked at, with its names and its parent's as they are now.
+    /// A process of `worker`'s tree was looked at, with its users, its names and its parent's as they are now.
     pub fn seen(
         &mut self,
         worker: WorkerId,
         id: ProcessId,
+        users: Option<[u32; 4]>,
         parent: Option<Names<'_>>,
         names: Names<'_>,
     ) -> Option<Noticed> {
         let comm = names.comm;
-        let (root, role_of) = self.roots.get(&worker)?;
+        let Root { id: root, role_of, owner } = self.roots.get(&worker)?;
         let root = *root;
         if id == root {
             return None;
         }
-        let role = role_of(parent, names);
+        // All of them: who runs another's set-user-ID program is not that other.
+        let is_owners = |owner: u32| users.is_some_and(|users| users == [owner; 4]);
+        let role = if owner.is_none_or(is_owners) { role_of(parent, names) } else { None };
         let tracked = self.by_tgid.entry(id.tgid).or_insert_with(|| Tracked::new(id, worker, root, comm.into()));
         if tracked.id != id {
             // The pid was used again before the former process's end was heard of.
@@ -255,7 +282,7 @@ impl Processes {
     /// The root of a worker's present life.
     #[must_use]
     pub fn root(&self, worker: WorkerId) -> Option<ProcessId> {
-        self.roots.get(&worker).map(|(root, _)| *root)
+        self.roots.get(&worker).map(|root| root.id)
     }
 
     /// What a kernel event means. The hot path: an exit of a critical process becomes evidence here.
@@ -318,7 +345,7 @@ impl Processes {
             EventKind::SignalGenerate => self.signal_sent(event, id, at),
             EventKind::TcpResetSent | EventKind::TcpResetReceived => {
                 let worker = WorkerId(event.slot);
-                let (root, _) = self.roots.get(&worker)?;
+                let root = self.roots.get(&worker)?.id;
                 let direction = match event.kind()? {
                     EventKind::TcpResetSent => Direction::Sent,
                     _ => Direction::Received,
@@ -326,7 +353,7 @@ impl Processes {
                 let address: IpAddr = Ipv6Addr::from(event.peer).to_canonical();
                 Some(Noticed::TcpReset {
                     worker,
-                    root: *root,
+                    root,
                     direction,
                     reason: event.flags.contains(EventFlags::REASON_KNOWN).then_some(event.reason),
                     peer: SocketAddr::new(address, u16::try_from(event.peer_port).unwrap_or_default()),
@@ -339,10 +366,10 @@ impl Processes {
             EventKind::ListenerClosed if !event.flags.contains(EventFlags::PORT_WATCHED) => None,
             EventKind::ListenerClosed => {
                 let worker = WorkerId(event.slot);
-                let (root, _) = self.roots.get(&worker)?;
+                let root = self.roots.get(&worker)?.id;
                 Some(Noticed::ListenerClosed {
                     worker,
-                    root: *root,
+                    root,
                     port: u16::try_from(event.port).ok()?,
                     exiting: event.flags.contains(EventFlags::EXITING),
                     at,
@@ -369,8 +396,8 @@ impl Processes {
         let workers = self.supervisors.get(&id)?;
         let to = Addressee::Supervisor { tgid: id.tgid };
         let of = |worker: &WorkerId| {
-            let (root, _) = self.roots.get(worker)?;
-            Some(Evidence { worker: *worker, root: *root, kind: sent(to.clone()), at })
+            let root = self.roots.get(worker)?.id;
+            Some(Evidence { worker: *worker, root, kind: sent(to.clone()), at })
         };
         Some(Noticed::SupervisorSignalled(workers.iter().filter_map(of).collect()))
     }
@@ -407,6 +434,9 @@ mod tests {
 
     const CORE: Names<'static> = Names { comm: "VLLM::EngineCor", cmdline: "VLLM::EngineCore" };
 
+    /// The user who owns the root.
+    const OWNERS: Option<[u32; 4]> = Some([1000; 4]);
+
     fn id(tgid: u32) -> ProcessId {
         ProcessId { tgid, start_ticks: 8 }
     }
@@ -418,7 +448,7 @@ mod tests {
             Some(parent) => vllm.role_of_child(parent, names).map(|role| role.title),
             None => vllm.role(names.comm, names.cmdline).map(|role| role.title),
         });
-        processes.adopt_root(W, ROOT, "vllm", role_of);
+        processes.adopt_root(W, ROOT, "vllm", Some(1000), role_of);
         processes
     }
 
@@ -445,7 +475,7 @@ mod tests {
         let mut rename = event(EventKind::Rename, 200, 8);
         rename.comm[..15].copy_from_slice(b"VLLM::EngineCor");
         assert_eq!(processes.event(&rename), Some(Noticed::LookAt(id(200))));
-        let critical = processes.seen(W, id(200), None, CORE);
+        let critical = processes.seen(W, id(200), OWNERS, None, CORE);
         assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(200) }));
         let Some(Noticed::Evidence(Evidence { kind: Kind::ProcessExit { process, exit }, root, .. })) =
             processes.event(&exit(200, 8))
@@ -464,7 +494,7 @@ mod tests {
         // The one in between ends, and /proc shows the other below init; setsid(2) is no event.
         assert_eq!(processes.event(&exit(200, 8)), None);
         let init = Names { comm: "systemd", cmdline: "/sbin/init" };
-        let critical = processes.seen(W, id(201), Some(init), CORE);
+        let critical = processes.seen(W, id(201), OWNERS, Some(init), CORE);
         assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(201) }));
         // The root ends; what it left behind is still its own, and so is what that makes.
         assert!(processes.event(&exit(ROOT.tgid, ROOT.start_ticks)).is_some());
@@ -489,7 +519,7 @@ mod tests {
         let mut processes = tree();
         forked(&mut processes, 201, 100);
         let tracker = "python -B -c from multiprocessing.resource_tracker import main;main(32)";
-        assert_eq!(processes.seen(W, id(201), None, Names { comm: "python", cmdline: tracker }), None);
+        assert_eq!(processes.seen(W, id(201), OWNERS, None, Names { comm: "python", cmdline: tracker }), None);
         assert_eq!(processes.event(&exit(201, 8)), None);
         assert_eq!(processes.tree(W).len(), 1);
     }
@@ -497,11 +527,25 @@ mod tests {
     #[test]
     fn a_fork_that_still_shows_its_parents_names_is_nothing_yet() {
         let mut processes = tree();
-        processes.seen(W, id(200), None, CORE);
+        processes.seen(W, id(200), OWNERS, None, CORE);
         forked(&mut processes, 300, 200);
         // It looks for a compiler that is not installed, and ends under its parent's name.
-        assert_eq!(processes.seen(W, id(300), Some(CORE), CORE), None);
+        assert_eq!(processes.seen(W, id(300), OWNERS, Some(CORE), CORE), None);
         assert_eq!(processes.event(&exit(300, 8)), None);
+    }
+
+    #[test]
+    fn a_title_counts_for_processes_of_the_owner_alone() {
+        let mut processes = tree();
+        for (child, users) in [(200, Some([65534; 4])), (201, Some([65534, 1000, 1000, 1000])), (202, None)] {
+            forked(&mut processes, child, 100);
+            assert_eq!(processes.seen(W, id(child), users, None, CORE), None, "{users:?}");
+            assert_eq!(processes.event(&exit(child, 8)), None);
+        }
+        // The engine gave up the root's user before it began to listen.
+        processes.owned_by(W, ROOT, Some(65534));
+        forked(&mut processes, 203, 100);
+        assert!(processes.seen(W, id(203), Some([65534; 4]), None, CORE).is_some());
     }
 
     #[test]
@@ -525,9 +569,9 @@ mod tests {
     fn the_rank_in_the_command_line_completes_the_title() {
         let mut processes = tree();
         let short = Names { comm: "VLLM::EngineCor", cmdline: "" };
-        processes.seen(W, id(200), None, short);
+        processes.seen(W, id(200), OWNERS, None, short);
         let ranked = Names { cmdline: "VLLM::EngineCore_DP1", ..short };
-        assert_eq!(processes.seen(W, id(200), None, ranked), None, "critical already");
+        assert_eq!(processes.seen(W, id(200), OWNERS, None, ranked), None, "critical already");
         assert_eq!(processes.get(id(200)).unwrap().title.as_ref(), "VLLM::EngineCore_DP1");
     }
 

@@ -118,6 +118,8 @@ enum Find {
     Env(String),
     /// By its pid, which needs no privilege.
     Pid(u32),
+    /// By a file that names its pid.
+    PidFile(PathBuf),
 }
 
 /// How a worker is asked how it is.
@@ -236,6 +238,16 @@ impl DaemonConfig {
         let mut config = self.with(engine);
         if let Some(worker) = config.worker.last_mut() {
             worker.find = Find::Pid(engine.process.identity.pid);
+        }
+        config
+    }
+
+    /// As [`Self::with`], but found by what is written in this file.
+    #[must_use]
+    pub fn with_pid_file_of(self, engine: &Engine, file: &Path) -> Self {
+        let mut config = self.with(engine);
+        if let Some(worker) = config.worker.last_mut() {
+            worker.find = Find::PidFile(file.to_owned());
         }
         config
     }

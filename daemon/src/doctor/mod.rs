@@ -15,6 +15,7 @@ mod workers;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Problem};
+use crate::sensors::proc::memory;
 
 pub use self::render::text;
 
@@ -117,7 +118,12 @@ pub struct Report {
 }
 
 impl Report {
-    fn of(findings: Vec<Finding>) -> Self {
+    fn of(mut findings: Vec<Finding>) -> Self {
+        findings.extend(memory::stuck().into_iter().map(|stuck| {
+            let name = format!("process {}", stuck.id.tgid);
+            Finding::new(Area::Workers, name, Verdict::Degraded, stuck.to_string())
+                .fix("end it, or see what its threads wait for in /proc/PID/task/*/stack")
+        }));
         let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine);
         Self { verdict, findings }
     }

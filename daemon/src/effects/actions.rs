@@ -68,6 +68,8 @@ pub enum Outcome {
     TimedOut,
     /// `mode = "observe"`: nothing was done.
     Observed,
+    /// Nothing was done: the processes were not proven to be the worker.
+    Unproven,
 }
 
 impl Outcome {
@@ -80,6 +82,7 @@ impl Outcome {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Observed => "observed",
+            Self::Unproven => "unproven",
         }
     }
 }

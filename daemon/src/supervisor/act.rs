@@ -7,13 +7,27 @@ use std::time::Duration;
 
 use lastgasp_protocol::Incarnation;
 
-use crate::config::{Mode, OnLost};
+use crate::config::{Find, Mode, OnLost};
 use crate::core::{Nanos, ProcessId, State, WorkerId};
 use crate::effects::actions::{self, Act, Done, Outcome};
 use crate::effects::deaths::MomentKind;
 use crate::sensors::proc;
 
 use super::{Message, Supervisor};
+
+/// Whether the tree of a root is the worker. A pid file may be stale, and a command line may be another's that
+/// quotes it: processes that are not proven to be the worker are left alone, whatever becomes of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// Nothing has shown it yet.
+    #[default]
+    None,
+    /// It is being looked at, on another thread.
+    Looking,
+    /// A process of the tree held a listener of the worker's; or the root was found by its pid or by its
+    /// environment, and the tree has the titles of the engine.
+    Shown,
+}
 
 /// What is going to be done about one life.
 pub(super) struct Pending {
@@ -27,12 +41,19 @@ pub(super) struct Pending {
     running: bool,
     /// The tree, once the worker has begun another life and its present tree is another.
     tree: Option<Vec<(ProcessId, String)>>,
+    /// The tree is the worker.
+    proven: bool,
 }
 
 impl Supervisor {
     /// The state of a worker's present life has changed.
     pub(super) fn plan_actions(&mut self, worker: WorkerId, to: State, now: Nanos) {
         let Some(root) = self.processes.root(worker) else { return };
+        if to == State::Serving {
+            self.prove_trees();
+            // Who owns the listener is known now, and with it whose titles count.
+            self.rescan = true;
+        }
         let this = |pending: &Pending| pending.worker == worker && pending.root == root && pending.act != Act::Sever;
         if to != State::Lost {
             self.actions.retain(|pending| !this(pending) || pending.running);
@@ -51,8 +72,64 @@ impl Supervisor {
             self.acted(worker, &Done { act, outcome: Outcome::Observed, detail });
         } else if !self.actions.iter().any(this) {
             let grace = slot.config.reap_grace;
-            let incarnation = slot.incarnation.clone();
-            self.actions.push(Pending { worker, root, incarnation, act, grace, due, running: false, tree: None });
+            let (incarnation, proven) = (slot.incarnation.clone(), slot.proof == Proof::Shown);
+            self.actions.push(Pending {
+                worker,
+                root,
+                incarnation,
+                act,
+                grace,
+                due,
+                running: false,
+                tree: None,
+                proven,
+            });
+        }
+    }
+
+    /// Looks, on blocking threads, whether the trees of those workers are the workers whose processes may have
+    /// to be ended. Once that is shown of a life, it stays so.
+    pub(super) fn prove_trees(&mut self) {
+        let touched = |slot: &super::WorkerSlot| {
+            slot.config.sever.enabled || !matches!(slot.config.on_lost, OnLost::None | OnLost::Command(_))
+        };
+        let open = self.workers.iter().filter(|(_, slot)| slot.proof == Proof::None && touched(slot));
+        let open: Vec<WorkerId> = open.map(|(worker, _)| worker).collect();
+        for worker in open {
+            let alive = |id| self.processes.get(id).is_some_and(|tracked| !tracked.exit_seen);
+            let Some(root) = self.processes.root(worker).filter(|root| alive(*root)) else { continue };
+            let slot = &mut self.workers[worker];
+            slot.proof = Proof::Looking;
+            let (config, messages) = (Arc::clone(&slot.config), self.messages.clone());
+            tokio::task::spawn_blocking(move || {
+                let health = config.health.grpc.iter().chain(&config.health.http);
+                let serves = proc::reach::serves(root, std::iter::once(&config.endpoint).chain(health));
+                let _ = messages.send(Message::Served(worker, root, serves));
+            });
+        }
+    }
+
+    pub(super) fn served(&mut self, worker: WorkerId, root: ProcessId, serves: bool) {
+        if self.processes.root(worker) == Some(root) && self.workers[worker].proof == Proof::Looking {
+            self.workers[worker].proof = Proof::None;
+            if serves {
+                self.shown(worker, root);
+            }
+        }
+    }
+
+    /// A process of the tree has a title of the engine: with a root that was named exactly that is proof enough.
+    pub(super) fn titled(&mut self, worker: WorkerId, root: ProcessId) {
+        let slot = &self.workers[worker];
+        if slot.declared.is_some() || matches!(slot.config.find, Find::Pid(_) | Find::Env(_)) {
+            self.shown(worker, root);
+        }
+    }
+
+    fn shown(&mut self, worker: WorkerId, root: ProcessId) {
+        self.workers[worker].proof = Proof::Shown;
+        for pending in self.actions.iter_mut().filter(|pending| pending.worker == worker && pending.root == root) {
+            pending.proven = true;
         }
     }
 
@@ -120,6 +197,10 @@ impl Supervisor {
                 });
                 continue;
             }
+            if !pending.proven {
+                let _ = messages.send(Message::Acted(worker, root, vec![unproven(act)]));
+                continue;
+            }
             let mut processes = match act {
                 Act::Reap | Act::KillTree => tree.take().unwrap_or_else(|| self.tree_without_root(worker)),
                 _ => Vec::new(),
@@ -148,6 +229,10 @@ impl Supervisor {
             self.acted(worker, &Done { act: Act::Sever, outcome: Outcome::Observed, detail });
             return;
         }
+        if slot.proof != Proof::Shown {
+            self.acted(worker, &unproven(Act::Sever));
+            return;
+        }
         let mut owners: BTreeMap<ProcessId, String> =
             self.remaining(worker).into_iter().map(|(id, title)| (id, title.as_ref().to_owned())).collect();
         owners.extend(slot.companion.map(|companion| (companion, "companion".to_owned())));
@@ -157,7 +242,8 @@ impl Supervisor {
         let messages = self.messages.clone();
         let incarnation = slot.incarnation.clone();
         let (act, grace, due) = (Act::Sever, Duration::ZERO, proc::monotonic_now());
-        self.actions.push(Pending { worker, root, incarnation, act, grace, due, running: true, tree: None });
+        let (running, proven) = (true, true);
+        self.actions.push(Pending { worker, root, incarnation, act, grace, due, running, tree: None, proven });
         tokio::task::spawn_blocking(move || {
             let done = actions::sever(&owners, &spared);
             let _ = messages.send(Message::Acted(worker, root, done));
@@ -193,4 +279,10 @@ impl Supervisor {
             self.tell_notice(&name, format!("{} {}: {detail}", act.as_str(), outcome.as_str()));
         }
     }
+}
+
+fn unproven(act: Act) -> Done {
+    let detail = "the processes found were not seen to listen where the worker does, nor to have the engine's titles; \
+                  correct worker.find or worker.endpoint";
+    Done { act, outcome: Outcome::Unproven, detail: detail.to_owned() }
 }

@@ -130,7 +130,7 @@ impl Supervisor {
         let unseen = match self.workers.named(&record.worker) {
             Some(worker) => self.processes.root(worker).is_none() && !self.is_over(worker),
             // It may have declared itself. Who may not be asked for want of privileges is another matter.
-            None => proc::environ_value(tgid, proc::WORKER).is_err_and(|error| proc::is_want_of_files(&error)),
+            None => !proc::can_be_opened(tgid),
         };
         let hidden = unseen && proc::is_alive(ProcessId { tgid, start_ticks });
         if hidden && first {

@@ -295,7 +295,7 @@ impl Supervisor {
     }
 
     fn accept(&mut self, config: Arc<WorkerConfig>, place: Place, claim: Claim) {
-        let Claim { origin, info, container, .. } = claim;
+        let Claim { origin, info, owner, container, .. } = claim;
         let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
         tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
         self.tell_notice(&config.name, text);
@@ -314,7 +314,7 @@ impl Supervisor {
             }
         };
         self.workers[worker].place = place;
-        self.rescan |= self.bind(worker, &info, Some(container));
+        self.rescan |= self.bind(worker, &info, owner, Some(container));
         self.scan_if_wanted();
     }
 

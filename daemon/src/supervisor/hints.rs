@@ -42,20 +42,21 @@ impl Supervisor {
         if let Some(idle) = self.processes.unsupervised(worker) {
             self.unwatch(idle);
         }
-        let parent = proc::describe(root.parent_tgid).filter(|parent| {
-            parent.id.tgid > 1
-                && parent.id.start_ticks <= root.id.start_ticks
-                && !self.processes.is_tracked(parent.id.tgid)
-                && !NO_SUPERVISORS.iter().any(|name| parent.comm.starts_with(name))
+        // Not its command line: a parent that holds its memory locked would stop this thread.
+        let parent = proc::tree::named(root.parent_tgid).filter(|(parent, comm)| {
+            parent.tgid > 1
+                && parent.start_ticks <= root.id.start_ticks
+                && !self.processes.is_tracked(parent.tgid)
+                && !NO_SUPERVISORS.iter().any(|name| comm.starts_with(name))
         });
-        let (Some(parent), Some(probes)) = (parent, self.probes.as_mut()) else { return };
-        match probes.watch_signals(parent.id.tgid, worker.0, parent.id.start_ticks) {
+        let (Some((parent, comm)), Some(probes)) = (parent, self.probes.as_mut()) else { return };
+        match probes.watch_signals(parent.tgid, worker.0, parent.start_ticks) {
             Ok(()) => {
-                tracing::debug!(worker = %self.name(worker), tgid = parent.id.tgid, comm = parent.comm, "supervised by");
-                self.processes.supervised_by(worker, parent.id);
+                tracing::debug!(worker = %self.name(worker), tgid = parent.tgid, comm, "supervised by");
+                self.processes.supervised_by(worker, parent);
             }
             Err(error) => {
-                tracing::warn!(%error, tgid = parent.id.tgid, "signals to the supervisor are not watched");
+                tracing::warn!(%error, tgid = parent.tgid, "signals to the supervisor are not watched");
                 self.metrics.lose(Loss::WatchSupervisor, 1);
             }
         }

@@ -76,6 +76,8 @@ struct WorkerSlot {
     container: Option<Container>,
     /// Where its health is asked.
     place: Place,
+    /// What is known of whether its root's tree is the worker.
+    proof: act::Proof,
     /// The process whose connections are destroyed with the worker's own.
     companion: Option<ProcessId>,
     /// What of lives that are over is still there, as last looked at.
@@ -142,6 +144,8 @@ enum Message {
     Told(Told),
     /// Declarations were looked for.
     Declared(declare::Looked),
+    /// It was looked whether a process of a root's tree listens where the worker does.
+    Served(WorkerId, ProcessId, bool),
     /// A worker's own record was read.
     Claimed(WorkerRecord),
     /// Something that is no record was found under the key of this worker.
@@ -346,10 +350,10 @@ impl Supervisor {
 
     /// A process of a worker's tree was looked at; its parent's names tell whether it has its own.
     fn seen(&mut self, worker: WorkerId, looked: &Looked) {
-        let Looked { info, parent } = looked;
+        let Looked { info, users, parent } = looked;
         let parent = parent.as_ref().map(|parent| Names { comm: &parent.comm, cmdline: &parent.cmdline });
         let names = Names { comm: &info.comm, cmdline: &info.cmdline };
-        if let Some(noticed) = self.processes.seen(worker, info.id, parent, names) {
+        if let Some(noticed) = self.processes.seen(worker, info.id, *users, parent, names) {
             self.noticed(noticed);
         }
     }
@@ -391,8 +395,11 @@ impl Supervisor {
     /// A critical process is there: its pidfd is the cross-check, and the fallback.
     fn watch_critical(&mut self, id: ProcessId) {
         let Some(tracked) = self.processes.get(id) else { return };
-        let worker = tracked.worker;
+        let (worker, root) = (tracked.worker, tracked.root);
         tracing::info!(worker = %self.name(worker), tgid = id.tgid, title = %tracked.title, "critical process");
+        if id != root {
+            self.titled(worker, root);
+        }
         if let Err(error) = self.watch_by_pidfd(id) {
             tracing::error!(
                 %error, worker = %self.name(worker), tgid = id.tgid,
@@ -471,6 +478,7 @@ impl Supervisor {
             }
             Message::Scanned(sightings) => self.scanned(sightings),
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
+            Message::Served(worker, root, serves) => self.served(worker, root, serves),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
             Message::Kmsg(told) => self.kmsg(told),
             Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
@@ -544,6 +552,7 @@ impl Supervisor {
         }
         self.retry_pidfds();
         self.prove_claims();
+        self.prove_trees();
         self.ask_for_strangers();
         self.look_for_declarations();
         self.hasten_actions();

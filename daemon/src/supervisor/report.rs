@@ -45,6 +45,7 @@ impl Supervisor {
         let faults: Vec<_> = self.standing.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
         self.metrics.set_nats_faults(&faults);
         self.metrics.set_sensor(self.sensor());
+        self.metrics.stuck_processes.set(i64::try_from(proc::memory::stuck().len()).unwrap_or(i64::MAX));
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {
             let since = slot.over_since.filter(|_| !slot.orphans.is_empty());
@@ -57,6 +58,7 @@ impl Supervisor {
 
     fn status(&self, link: Link) -> NodeStatus {
         let now = proc::monotonic_now();
+        let stuck = proc::memory::stuck().into_iter().map(|stuck| stuck.to_string());
         let probes = self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default();
         let routers = self.routers.borrow();
         let mut routers: Vec<_> = routers
@@ -98,7 +100,7 @@ impl Supervisor {
                 .collect(),
             losses: self.metrics.losses(),
             routers,
-            warnings: self.warnings.clone(),
+            warnings: self.warnings.iter().cloned().chain(stuck).collect(),
             degraded: self.degraded(),
             privileges: Some(self.privileges()),
         }

@@ -12,14 +12,15 @@ use crate::sensors::proc::{self, Finder, ProcessInfo, tree};
 
 use lastgasp_protocol::{Container, Incarnation, Name};
 
+use super::act::Proof;
 use super::{Message, Supervisor, TREE_TICKS};
 
 /// What one worker is looked at for.
 enum Look {
     /// Its root process, which is none of these.
     ForRoot(WorkerId, Find, HashSet<ProcessId>),
-    /// The tree below this root.
-    AtTree(WorkerId, ProcessId),
+    /// The tree below this root, which listens on this port.
+    AtTree(WorkerId, ProcessId, u16),
     /// What of lives that are over is still there.
     ForOrphans(WorkerId, Vec<ProcessId>),
     /// The companion, which was this one.
@@ -28,10 +29,10 @@ enum Look {
 
 /// What was seen.
 pub(super) enum Sighting {
-    /// A root process, and where it runs.
-    Root(WorkerId, ProcessInfo, Option<Container>),
-    /// The tree below a root, without the root.
-    Tree(WorkerId, ProcessId, Vec<Looked>),
+    /// A root process, who owns it, and where it runs.
+    Root(WorkerId, ProcessInfo, Option<u32>, Option<Container>),
+    /// The tree below a root, without the root, and who owns the worker.
+    Tree(WorkerId, ProcessId, Option<u32>, Vec<Looked>),
     /// Those of them that live.
     Orphans(WorkerId, Vec<ProcessInfo>),
     /// The companion now.
@@ -46,13 +47,16 @@ pub(super) enum Sighting {
 /// `mmap_lock`, which one that is stuck in the kernel may do for long.
 pub(super) struct Looked {
     pub(super) info: ProcessInfo,
+    /// Real, effective, saved and file system's.
+    pub(super) users: Option<[u32; 4]>,
     pub(super) parent: Option<ProcessInfo>,
 }
 
 impl Looked {
     pub(super) fn beside_its_parent(info: ProcessInfo) -> Self {
         let parent = tree::describe(info.parent_tgid);
-        Self { info, parent }
+        let users = proc::uids(info.id.tgid);
+        Self { info, users, parent }
     }
 
     /// This very process, if it is still there.
@@ -103,7 +107,7 @@ impl Supervisor {
                 let root = self.processes.root(worker);
                 let alive = root.filter(|root| self.processes.get(*root).is_some_and(|tracked| !tracked.exit_seen));
                 match alive {
-                    Some(root) if trees => Some(Look::AtTree(worker, root)),
+                    Some(root) if trees => Some(Look::AtTree(worker, root, slot.config.port)),
                     Some(_) => None,
                     // It is looked for among the declarations.
                     None if slot.declared.is_some() => None,
@@ -183,7 +187,7 @@ impl Supervisor {
                 continue;
             }
             match sighting {
-                Sighting::Root(worker, info, container) => match self.holder(worker, info.id) {
+                Sighting::Root(worker, info, owner, container) => match self.holder(worker, info.id) {
                     Some(holder) => {
                         let error = format!(
                             "find: {} (pid {}) is the process of worker {holder} already, and no two workers share \
@@ -192,7 +196,7 @@ impl Supervisor {
                         );
                         self.cannot_look(worker, error);
                     }
-                    None => again |= self.bind(worker, &info, container),
+                    None => again |= self.bind(worker, &info, owner, container),
                 },
                 Sighting::Orphans(worker, alive) => self.orphans(worker, alive),
                 Sighting::Companion(worker, companion) => {
@@ -200,7 +204,10 @@ impl Supervisor {
                         self.notify_lives(worker);
                     }
                 }
-                Sighting::Tree(worker, root, tree) => again |= self.tree(worker, root, &tree),
+                Sighting::Tree(worker, root, owner, tree) => {
+                    self.processes.owned_by(worker, root, owner);
+                    again |= self.tree(worker, root, &tree);
+                }
                 Sighting::Failed(worker, error) => self.cannot_look(worker, error),
             }
         }
@@ -238,7 +245,13 @@ impl Supervisor {
     }
 
     /// A root was found: watch it, then look at its tree, then tell the core.
-    pub(super) fn bind(&mut self, worker: WorkerId, info: &ProcessInfo, container: Option<Container>) -> bool {
+    pub(super) fn bind(
+        &mut self,
+        worker: WorkerId,
+        info: &ProcessInfo,
+        owner: Option<u32>,
+        container: Option<Container>,
+    ) -> bool {
         let root = info.id;
         if self.processes.root(worker) == Some(root) {
             return false;
@@ -269,9 +282,10 @@ impl Supervisor {
             };
             role.map(|role| role.title)
         });
-        let noticed = self.processes.adopt_root(worker, root, &info.comm, role_of);
+        let noticed = self.processes.adopt_root(worker, root, &info.comm, owner, role_of);
         let slot = &mut self.workers[worker];
         slot.container = container;
+        slot.proof = Proof::default();
         slot.reason.clear();
         slot.commanded.clear();
         slot.taken_back = false;
@@ -375,7 +389,8 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
             Ok(None) => None,
             Ok(Some(id)) => {
                 let info = tree::describe(id.tgid).filter(|info| info.id == id)?;
-                Some(Sighting::Root(worker, info, proc::cgroup::container(id.tgid).ok()))
+                let owner = proc::effective_user(id.tgid);
+                Some(Sighting::Root(worker, info, owner, proc::cgroup::container(id.tgid).ok()))
             }
             Err(error) => Some(Sighting::Failed(worker, error.to_string())),
         },
@@ -394,11 +409,23 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
             Ok(companion) => Sighting::Companion(worker, companion),
             Err(error) => Sighting::Failed(worker, format!("sever.companion: {error}")),
         }),
-        Look::AtTree(worker, root) => {
-            let tree = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
-            Some(Sighting::Tree(worker, root, tree))
+        Look::AtTree(worker, root, port) => {
+            let tree: Vec<Looked> = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
+            let owner = owner(root, port, &tree);
+            Some(Sighting::Tree(worker, root, owner, tree))
         }
     }
+}
+
+/// The user who owns the worker's listener, else its root. Where all processes are one user's, nobody needs to
+/// look for a listener.
+fn owner(root: ProcessId, port: u16, tree: &[Looked]) -> Option<u32> {
+    let user = proc::effective_user(root.tgid)?;
+    if tree.iter().all(|looked| looked.users == Some([user; 4])) {
+        return Some(user);
+    }
+    let pids: Vec<u32> = std::iter::once(root.tgid).chain(tree.iter().map(|looked| looked.info.id.tgid)).collect();
+    proc::listeners::owner(&pids, port).or(Some(user))
 }
 
 fn presence(id: ProcessId) -> Presence {

@@ -37,7 +37,7 @@ use super::report::Ready;
 use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
 use super::systemd::ServiceManager;
-use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, adopt};
+use super::{Inputs, Message, Supervisor, WorkerSlot, WorkersBucket, act, adopt};
 
 /// How long the end may take.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -427,6 +427,7 @@ impl Supervisor {
             declared,
             container: None,
             place: Place::default(),
+            proof: act::Proof::default(),
             companion: None,
             orphans: Vec::new(),
             over_since: None,

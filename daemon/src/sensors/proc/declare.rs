@@ -18,7 +18,7 @@ use std::sync::Arc;
 use lastgasp_protocol::Container;
 
 use super::reach::Reach;
-use super::{ProcessInfo, cgroup, listeners, tree};
+use super::{ProcessInfo, cgroup, listeners, memory, tree};
 use crate::config::{self, DECLARATION, DeclareConfig, WorkerConfig};
 use crate::core::ProcessId;
 use crate::sensors::health::Place;
@@ -95,6 +95,8 @@ pub struct Claim {
     pub origin: Origin,
     /// The worker's root.
     pub info: ProcessInfo,
+    /// The user as whom it acts.
+    pub owner: Option<u32>,
     /// Where it runs.
     pub container: Container,
     /// What it declares, as far as the process alone can tell; names and addresses that others have are the
@@ -236,6 +238,12 @@ impl Scanner {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => _ = self.hidden.insert(tgid),
+            // Looked into at every turn, until it can be.
+            Err(error) if memory::is_stuck(&error) => {
+                if let Some(known) = self.known.get_mut(&tgid) {
+                    (known.image.stack, known.looks) = (0, 0);
+                }
+            }
             Err(_) => {}
         }
     }
@@ -267,6 +275,7 @@ impl Scanner {
                 name: carrier.name.clone(),
                 origin: carrier.origin.clone(),
                 info,
+                owner: super::effective_user(carrier.id.tgid),
                 container: carrier.container.clone(),
                 verdict: self.verdict(carrier, &reach),
             });

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 use super::{listeners, tree};
@@ -161,8 +162,23 @@ fn by_pid_file(path: &PathBuf) -> Result<Option<ProcessId>, FindError> {
         .ok_or_else(|| wrong("holds no process id: it must be one decimal number".to_owned()))?;
     match super::thread_group(pid) {
         Some(tgid) if tgid != pid => Err(wrong(format!("{pid} is a thread of process {tgid}, not a process"))),
-        _ => Ok(living(pid)),
+        _ => match living(pid) {
+            Some(process) if is_older(path, process) => Err(wrong(format!(
+                "is older than process {pid}, which has been given a pid that was another's: remove the file, or let \
+                 the engine write it"
+            ))),
+            living => Ok(living),
+        },
     }
+}
+
+/// Whether a file was written before the process was made. The clock of the file may have been set since, or be
+/// another machine's, so a little is allowed.
+fn is_older(path: &PathBuf, process: ProcessId) -> bool {
+    const CLOCKS_DIFFER: Duration = Duration::from_secs(2);
+    let written = fs::metadata(path).and_then(|metadata| metadata.modified());
+    let started = super::age(process).and_then(|age| SystemTime::now().checked_sub(age + CLOCKS_DIFFER));
+    matches!((written, started), (Ok(written), Some(started)) if written < started)
 }
 
 /// This process and the shells and supervisors above it, whose command lines quote ours.
@@ -386,6 +402,10 @@ mod tests {
         assert_eq!(find_root(&find).unwrap(), None);
         fs::write(&path, format!("{}\n", std::process::id())).unwrap();
         assert_eq!(find_root(&find).unwrap(), super::super::identify(std::process::id()));
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(3600 * 24 * 3650)).unwrap();
+        let error = find_root(&find).unwrap_err().to_string();
+        assert!(error.contains("engine.pid") && error.contains("is older than process"), "{error}");
         for text in ["vllm", "-1", "12 34", "1\u{0}"] {
             fs::write(&path, text).unwrap();
             let error = find_root(&find).unwrap_err().to_string();

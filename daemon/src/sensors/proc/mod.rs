@@ -8,18 +8,21 @@ pub mod cgroup;
 pub mod declare;
 pub mod find;
 pub mod listeners;
-mod reach;
+pub mod memory;
+pub mod reach;
 mod state;
 pub mod tree;
 
 use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use procfs::process::{Process, Stat};
 
 use crate::core::{Nanos, ProcessId};
+
+use memory::MemoryFile;
 
 /// The pids of this process and of everything above it.
 #[must_use]
@@ -101,6 +104,12 @@ pub fn is_want_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
+/// Whether there are descriptors left to open the files of a process with. They are opened and not read.
+#[must_use]
+pub fn can_be_opened(tgid: u32) -> bool {
+    !fs::File::open(format!("/proc/{tgid}/stat")).is_err_and(|error| is_want_of_files(&error))
+}
+
 /// Looks whether this very process is there.
 #[must_use]
 pub fn presence(process: ProcessId) -> Presence {
@@ -153,12 +162,13 @@ pub fn comm(tgid: u32) -> Option<String> {
 }
 
 /// The command line with blanks for NULs, trimmed, at most 4 KiB, control characters replaced.
-/// Empty for zombies and kernel threads.
+/// Empty for zombies, kernel threads, and processes that are [`memory::Stuck`].
 #[must_use]
 pub fn cmdline(tgid: u32) -> Option<String> {
-    let mut bytes = Vec::new();
-    let file = fs::File::open(format!("/proc/{tgid}/cmdline")).ok()?;
-    file.take(MAX_CMDLINE).read_to_end(&mut bytes).ok()?;
+    let mut bytes = match memory::read(tgid, MemoryFile::CommandLine, MAX_CMDLINE) {
+        Err(error) if memory::is_stuck(&error) => Vec::new(),
+        read => read.ok()?,
+    };
     for byte in &mut bytes {
         if *byte == 0 {
             *byte = b' ';
@@ -186,7 +196,7 @@ pub fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// Not found: no such process. Permission denied: another user's process, and not both CAP_SYS_PTRACE
-/// and CAP_DAC_READ_SEARCH.
+/// and CAP_DAC_READ_SEARCH. Timed out: the process is [`memory::Stuck`].
 pub fn environ_value(tgid: u32, name: &str) -> io::Result<Option<String>> {
     Ok(environ_values(tgid, &[name])?.pop().map(|(_, value)| value))
 }
@@ -197,8 +207,7 @@ pub fn environ_value(tgid: u32, name: &str) -> io::Result<Option<String>> {
 /// # Errors
 /// As [`environ_value`].
 pub fn environ_values(tgid: u32, names: &[&str]) -> io::Result<Vec<(String, String)>> {
-    let mut bytes = Vec::new();
-    fs::File::open(format!("/proc/{tgid}/environ"))?.take(MAX_ENVIRON).read_to_end(&mut bytes)?;
+    let bytes = memory::read(tgid, MemoryFile::Environment, MAX_ENVIRON)?;
     let value = |name: &str| {
         let mut entries = bytes.split(|byte| *byte == 0);
         entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
@@ -213,6 +222,12 @@ pub fn environ_values(tgid: u32, names: &[&str]) -> io::Result<Vec<(String, Stri
 pub fn uids(tgid: u32) -> Option<[u32; 4]> {
     let status = Process::new(i32::try_from(tgid).ok()?).ok()?.status().ok()?;
     Some([status.ruid, status.euid, status.suid, status.fuid])
+}
+
+/// The user as whom the process acts: the effective one.
+#[must_use]
+pub fn effective_user(tgid: u32) -> Option<u32> {
+    uids(tgid).map(|[_, effective, ..]| effective)
 }
 
 /// The pid that the process has in its own PID namespace (proc(5), `NSpid` in `status`).
@@ -283,6 +298,7 @@ fn is_zombie(process: ProcessId) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::process::{Command, Stdio};
 
     use super::*;

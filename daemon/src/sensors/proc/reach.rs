@@ -83,6 +83,21 @@ impl Reach {
     }
 }
 
+/// Whether a process of the tree below `root` listens where one of these URLs points.
+#[must_use]
+pub fn serves<'a>(root: ProcessId, urls: impl IntoIterator<Item = &'a String>) -> bool {
+    let tree = tree::with_descendants(root);
+    let local = addresses::local(root.tgid).unwrap_or_default();
+    urls.into_iter().any(|url| match local_address(url, &local) {
+        Ok(address) => matches!(listeners::held_at(&tree, address), Ok(Held::ByTree)),
+        // A name, or the address of a forwarder: its port may be the worker's own.
+        Err(_) => {
+            let port = url.parse::<Uri>().ok().and_then(|uri| uri.port_u16());
+            port.is_some_and(|port| listeners::owns_listener(&tree, port).unwrap_or(false))
+        }
+    })
+}
+
 /// The address in a URL, if it is one of these.
 fn local_address(url: &str, local: &HashSet<IpAddr>) -> Result<SocketAddr, String> {
     let uri: Uri = url.parse().map_err(|_| format!("{url} is not a URL"))?;

@@ -19,6 +19,13 @@ pub struct ProcessInfo {
     pub cmdline: String,
 }
 
+/// One living process by what takes no lock of its memory: its identity and its name.
+#[must_use]
+pub fn named(tgid: u32) -> Option<(ProcessId, String)> {
+    let stat = super::stat(tgid).filter(|stat| !super::is_dead(stat))?;
+    Some((super::id_of(tgid, &stat), super::printable(&stat.comm)))
+}
+
 /// One living process, whatever its place in a tree.
 #[must_use]
 pub fn describe(tgid: u32) -> Option<ProcessInfo> {

@@ -1,0 +1,186 @@
+//! Files of `/proc` that the kernel reads out of a process's memory: `cmdline` and `environ`.
+//!
+//! Whoever reads them waits for the process's `mmap_lock` (`access_remote_vm` in `mm/memory.c`), and a process
+//! that is stuck in the kernel, or wants it so, holds that lock for ever. `stat`, `status` and `comm` take no
+//! such lock. So each of these files is read on a thread of its own that nobody waits for longer than
+//! [`PATIENCE`]. A thread that does not come back is left to itself, its process is known as [`Stuck`], and
+//! nobody asks that process again until the thread has returned.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::core::ProcessId;
+
+/// How long one file is waited for. A machine that is merely busy answers within it.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Threads that may be stuck at one time. Each costs its stack and a task of the kernel.
+const MAX_STUCK: usize = 32;
+/// Threads that wait for the next file.
+const MAX_IDLE: usize = 4;
+/// Enough for one read.
+const STACK: usize = 64 << 10;
+
+/// A process whose memory could not be read in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    /// Which process.
+    pub id: ProcessId,
+    /// Its name, at most 15 bytes.
+    pub comm: String,
+    /// Since when it is known.
+    pub since: Instant,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, comm, since } = self;
+        let seconds = since.elapsed().as_secs();
+        write!(
+            f,
+            "{comm} (pid {}) has held its memory locked for {seconds} s: its command line and environment are not read",
+            id.tgid
+        )
+    }
+}
+
+/// What is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MemoryFile {
+    CommandLine,
+    Environment,
+}
+
+impl MemoryFile {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::CommandLine => "cmdline",
+            Self::Environment => "environ",
+        }
+    }
+}
+
+struct Job {
+    id: ProcessId,
+    path: String,
+    most: u64,
+    answer: SyncSender<io::Result<Vec<u8>>>,
+}
+
+#[derive(Default)]
+struct Readers {
+    idle: Vec<SyncSender<Job>>,
+    stuck: HashMap<ProcessId, Stuck>,
+}
+
+static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
+
+fn readers() -> MutexGuard<'static, Readers> {
+    READERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every process that is known to be stuck, the oldest first.
+#[must_use]
+pub fn stuck() -> Vec<Stuck> {
+    let mut stuck: Vec<Stuck> = readers().stuck.values().cloned().collect();
+    stuck.sort_by_key(|one| (one.since, one.id));
+    stuck
+}
+
+/// Whether an error means that the process is stuck, and not that it is gone or may not be read.
+#[must_use]
+pub fn is_stuck(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut
+}
+
+/// Reads at most so many bytes.
+///
+/// # Errors
+/// Timed out: the process is stuck, or so many are that nobody else is read. Else what open(2) and read(2) say.
+pub(super) fn read(tgid: u32, file: MemoryFile, most: u64) -> io::Result<Vec<u8>> {
+    let id = super::identify(tgid).ok_or(io::ErrorKind::NotFound)?;
+    let (answer, answered) = sync_channel(1);
+    let job = Job { id, path: format!("/proc/{tgid}/{}", file.name()), most, answer };
+    hand_over(job)?;
+    match answered.recv_timeout(PATIENCE) {
+        Ok(read) => read,
+        Err(_) => give_up(id, &answered),
+    }
+}
+
+/// To a thread that waits, or to a new one.
+fn hand_over(mut job: Job) -> io::Result<()> {
+    let mut readers = readers();
+    if readers.stuck.contains_key(&job.id) || readers.stuck.len() >= MAX_STUCK {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    while let Some(reader) = readers.idle.pop() {
+        match reader.try_send(job) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(same) | TrySendError::Disconnected(same)) => job = same,
+        }
+    }
+    let (reader, jobs) = sync_channel(1);
+    // It takes this job before it is idle.
+    let _ = reader.try_send(job);
+    std::thread::Builder::new()
+        .name("lastgasp-proc".to_owned())
+        .stack_size(STACK)
+        .spawn(move || serve(&reader, &jobs))
+        .map(drop)
+}
+
+/// Notes that a process is stuck, unless its answer came at the last moment.
+fn give_up(id: ProcessId, answered: &Receiver<io::Result<Vec<u8>>>) -> io::Result<Vec<u8>> {
+    let comm = super::comm(id.tgid).unwrap_or_default();
+    let mut readers = readers();
+    // Under the lock: a reader that answers after this look finds the note, and takes it back.
+    if let Ok(read) = answered.try_recv() {
+        return read;
+    }
+    let stuck = Stuck { id, comm, since: Instant::now() };
+    tracing::warn!(
+        tgid = id.tgid,
+        comm = stuck.comm,
+        "process holds its memory locked: its command line and environment are not read"
+    );
+    readers.stuck.insert(id, stuck);
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+fn serve(reader: &SyncSender<Job>, jobs: &Receiver<Job>) {
+    while let Ok(Job { id, path, most, answer }) = jobs.recv() {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+        let mut readers = readers();
+        let _ = answer.try_send(read.map(|_| bytes));
+        if let Some(stuck) = readers.stuck.remove(&id) {
+            tracing::info!(tgid = id.tgid, comm = stuck.comm, "process can be looked into again, or is gone");
+        }
+        if readers.idle.len() >= MAX_IDLE {
+            return;
+        }
+        readers.idle.push(reader.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_answers_is_not_stuck() {
+        let me = std::process::id();
+        for _ in 0..100 {
+            let read = read(me, MemoryFile::CommandLine, 4096).unwrap();
+            assert!(!read.is_empty());
+        }
+        assert!(stuck().iter().all(|stuck| stuck.id.tgid != me));
+        assert!(readers().idle.len() <= MAX_IDLE);
+        assert_eq!(read(u32::MAX, MemoryFile::Environment, 1).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
