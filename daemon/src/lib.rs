@@ -16,6 +16,7 @@ pub mod doctor;
 pub mod effects;
 pub mod engines;
 mod fault;
+mod https;
 pub mod log;
 pub mod losses;
 pub mod metrics;

@@ -57,6 +57,8 @@ struct DeclareConfig {
     uids: Vec<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cgroups: Vec<String>,
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    kubelet: toml::Table,
     on_lost: &'static str,
     reap_grace_ms: u64,
     scan_interval_ms: u64,
@@ -271,6 +273,7 @@ impl DaemonConfig {
             enabled: true,
             uids: vec![uid],
             cgroups: Vec::new(),
+            kubelet: toml::Table::new(),
             on_lost: "reap",
             reap_grace_ms: 0,
             scan_interval_ms: 1000,
@@ -283,6 +286,15 @@ impl DaemonConfig {
     pub fn within_cgroup(mut self, path: &str) -> Self {
         if let Some(declare) = &mut self.declare {
             declare.cgroups = vec![path.to_owned()];
+        }
+        self
+    }
+
+    /// Their pods' addresses are asked of the kubelet at this URL.
+    #[must_use]
+    pub fn asking_kubelet(mut self, url: &str) -> Self {
+        if let Some(declare) = &mut self.declare {
+            declare.kubelet.insert("url".to_owned(), url.into());
         }
         self
     }

@@ -4,6 +4,7 @@
 //! Addresses are of 198.18.0.0/15, which is for such tests (RFC 2544).
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,11 +86,16 @@ enum Wiring {
     Pair,
     /// A bridge of the host's (flannel, podman).
     Bridge,
+    /// Another way, of which the host's routes say nothing (macvlan, Cilium).
+    Other,
 }
 
 impl Pod {
     async fn new(node: &Node, name: &str, wiring: Wiring) -> Self {
-        let address = address();
+        Self::with_address(node, name, wiring, address(), None).await
+    }
+
+    async fn with_address(node: &Node, name: &str, wiring: Wiring, address: Ipv4Addr, cgroup: Option<&Path>) -> Self {
         let engine = binaries::find("mock-engine").unwrap();
         let program = [engine.to_str().unwrap(), "--host", "0.0.0.0", "--port", "8000", "--grpc-port", "50051"];
         let endpoint = format!("http://{address}:8000");
@@ -100,7 +106,10 @@ impl Pod {
             ("LASTGASP_ENDPOINT", &endpoint),
             ("LASTGASP_GRPC_HEALTH", "http://127.0.0.1:50051"),
         ];
-        let process = node.container(name, &["--net"], &program, &variables).await;
+        let process = match cgroup {
+            None => node.container(name, &["--net"], &program, &variables).await,
+            Some(cgroup) => node.container_in(cgroup, name, &["--net"], &program, &variables).await,
+        };
         let init = init_of(&process);
         let veth = format!("lg{init}");
         ip(None, &format!("link add {veth} type veth peer name eth0 netns {init}"));
@@ -108,11 +117,13 @@ impl Pod {
         ip(None, &format!("link set {veth} up"));
         match wiring {
             Wiring::Pair => ip(None, &format!("route add {address}/32 dev {veth}")),
-            Wiring::Bridge => {
+            Wiring::Bridge | Wiring::Other => {
                 let bridge = format!("br{init}");
                 ip(None, &format!("link add {bridge} type bridge"));
                 undo.push(Undo(format!("link del {bridge}")));
-                ip(None, &format!("link set {veth} master {bridge}"));
+                if matches!(wiring, Wiring::Bridge) {
+                    ip(None, &format!("link set {veth} master {bridge}"));
+                }
                 ip(None, &format!("link set {bridge} up"));
                 ip(None, &format!("route add {address}/32 dev {bridge}"));
             }
@@ -193,16 +204,16 @@ async fn the_same_over_a_bridge() {
     a_pod_of_ones_own(Wiring::Bridge).await;
 }
 
-/// Cgroups of this test, three levels deep, as a Guaranteed pod's container is.
-struct Slice(Vec<std::path::PathBuf>);
+/// Cgroups of a test, three levels deep, as a Guaranteed pod's container is.
+struct Slice(Vec<PathBuf>);
 
 impl Slice {
-    fn new() -> Self {
-        let mounts = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(std::path::PathBuf::from);
+    fn new(test: &str, pod: &str) -> Self {
+        let mounts = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(PathBuf::from);
         let root = mounts.into_iter().find(|mount| mount.join("cgroup.procs").exists()).expect("a cgroup hierarchy");
-        let mut levels = vec![root.join(format!("lastgasp-test-{}.slice", std::process::id()))];
-        levels.push(levels[0].join("pod.slice"));
-        levels.push(levels[1].join("container.scope"));
+        let mut levels = vec![root.join(format!("lastgasp-{test}-{}", std::process::id()))];
+        levels.push(levels[0].join(format!("pod{pod}")));
+        levels.push(levels[1].join("container"));
         for level in &levels {
             std::fs::create_dir(level).unwrap();
         }
@@ -226,10 +237,35 @@ impl Drop for Slice {
     }
 }
 
+/// What kubelet says of a node's pods. There is no kubelet where this is tested.
+async fn kubelet(pods: Value) -> String {
+    let pods = axum::Router::new().route("/pods", axum::routing::get(async move || axum::Json(pods)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, pods).await });
+    url
+}
+
+#[tokio::test]
+async fn where_the_hosts_routes_do_not_tell_kubelet_does() {
+    let (uid, known, claimed) = ("8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f", address(), address());
+    let url = kubelet(json!({"items": [{"metadata": {"uid": uid}, "status": {"podIP": known.to_string()}}]})).await;
+    let slice = Slice::new("kubelet", uid);
+    let cgroup = Some(slice.0[2].as_path());
+    let node = Node::configured("required", |config| config.asking_kubelet(&url)).await;
+    let other = Pod::with_address(&node, "other", Wiring::Other, claimed, cgroup).await;
+    node.refused("other", "endpoint_elsewhere").await;
+    let alpha = Pod::with_address(&node, "alpha", Wiring::Other, known, cgroup).await;
+    node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
+    assert!(node.discovery.history("other").is_empty());
+    drop((other, alpha));
+    node.discovery.removed("alpha").await.unwrap();
+}
+
 /// `/../../..` is `/kubepods.slice` for a Burstable pod, and the whole host for a Guaranteed one.
 #[tokio::test]
 async fn a_cgroup_that_turns_out_to_be_the_whole_host_allows_nobody() {
-    let slice = Slice::new();
+    let slice = Slice::new("whole-host", "");
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let nats = Nats::start(folder.path()).await.unwrap();

@@ -2,6 +2,7 @@
 //! them. Each story has a user of its own, so that the daemons of other stories take no notice.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use lastgasp_protocol::WorkerState;
@@ -33,7 +34,7 @@ impl Node {
         Self::configured(ebpf, |config| config).await
     }
 
-    async fn configured(ebpf: &'static str, configure: impl FnOnce(DaemonConfig) -> DaemonConfig) -> Self {
+    pub(crate) async fn configured(ebpf: &'static str, configure: impl FnOnce(DaemonConfig) -> DaemonConfig) -> Self {
         static STORIES: AtomicU32 = AtomicU32::new(0);
         // Above every user that a system gives, and another one in every run.
         let uid = 100_000 + std::process::id() % 100_000 * 16 + STORIES.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +55,19 @@ impl Node {
         program: &[&str],
         variables: &[(&str, &str)],
     ) -> Process {
-        self.container_of(self.uid, name, unshare, program, variables).await
+        self.container_of(self.uid, name, None, unshare, program, variables).await
+    }
+
+    /// The same in this cgroup.
+    pub(crate) async fn container_in(
+        &self,
+        cgroup: &Path,
+        name: &str,
+        unshare: &[&str],
+        program: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Process {
+        self.container_of(self.uid, name, Some(cgroup), unshare, program, variables).await
     }
 
     /// The same as another user.
@@ -62,12 +75,15 @@ impl Node {
         &self,
         uid: u32,
         name: &str,
+        cgroup: Option<&Path>,
         unshare: &[&str],
         program: &[&str],
         variables: &[(&str, &str)],
     ) -> Process {
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork"]).args(unshare);
+        // The shell becomes what follows: its pid stays the same.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"[ -z "$1" ] || echo $$ > "$1/cgroup.procs"; shift; exec "$@""#, "sh"]);
+        command.arg(cgroup.unwrap_or(Path::new(""))).args(["unshare", "--pid", "--fork"]).args(unshare);
         command.args(["setpriv", "--clear-groups", "--reuid", &uid.to_string()]).args(program);
         command.current_dir(self.folder.path()).envs(variables.iter().copied());
         let mut process = Process::spawn(name, command, self.folder.path()).unwrap();
@@ -233,7 +249,7 @@ async fn nobody_borrows_the_user_of_another() {
     let borrowed = Declaration::new(owner, "borrowed").unwrap();
     let variables = [("LASTGASP_WORKER", "borrowed"), ("LASTGASP_ENDPOINT", borrowed.endpoint.as_str())];
     let program = [program.to_str().unwrap(), "1000"];
-    let container = node.container_of(borrower, "borrowed", &[], &program, &variables).await;
+    let container = node.container_of(borrower, "borrowed", None, &[], &program, &variables).await;
     let users = format!("Uid:\t{borrower}\t{owner}\t{owner}\t{owner}\n");
     let status = format!("/proc/{}/status", init_of(&container));
     let deadline = std::time::Instant::now() + GIVE_UP;

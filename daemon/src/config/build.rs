@@ -14,8 +14,8 @@ use super::error::Problem;
 use super::settings::Settings;
 use super::sinks;
 use super::{
-    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, Mode, NatsConfig, OnLost, OnNotServing,
-    PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
+    Config, DeclareConfig, EbpfConfig, EbpfMode, Find, HealthConfig, KubeletConfig, Mode, NatsConfig, OnLost,
+    OnNotServing, PolicyConfig, SeverConfig, StatusConfig, WorkerConfig,
 };
 use crate::core::HealthRole;
 use crate::engines::{Profile, Service};
@@ -163,7 +163,24 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
         on_lost: on_lost(settings, "declare"),
         reap_grace: millis(settings, "declare.reap_grace_ms"),
         sever: settings.flag("declare.sever"),
+        kubelet: kubelet(settings),
     }
+}
+
+fn kubelet(settings: &mut Settings) -> Option<KubeletConfig> {
+    const URL: &str = "declare.kubelet.url";
+    let path = |key: &str| settings.text(key).map(PathBuf::from);
+    let (token_file, tls_ca) = (path("declare.kubelet.token_file"), path("declare.kubelet.tls_ca"));
+    let Some(url) = settings.text(URL) else {
+        for without in ["declare.kubelet.token_file", "declare.kubelet.tls_ca"] {
+            if settings.is_set(without) {
+                let place = settings.place(without);
+                settings.refuse(place, without, format!("is set without {URL}; set it too, or neither"));
+            }
+        }
+        return None;
+    };
+    Some(KubeletConfig { url, token_file, tls_ca })
 }
 
 fn on_lost(settings: &mut Settings, section: &str) -> OnLost {

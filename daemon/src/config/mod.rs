@@ -156,6 +156,19 @@ pub struct DeclareConfig {
     pub reap_grace: Duration,
     /// As [`SeverConfig::enabled`].
     pub sever: bool,
+    /// Who says which addresses pods have.
+    pub kubelet: Option<KubeletConfig>,
+}
+
+/// This node's kubelet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubeletConfig {
+    /// Its API, as `https://127.0.0.1:10250`.
+    pub url: String,
+    /// A file with the token for it.
+    pub token_file: Option<PathBuf>,
+    /// The authorities that are trusted, instead of the system's.
+    pub tls_ca: Option<PathBuf>,
 }
 
 /// One sink of notices.

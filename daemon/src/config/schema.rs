@@ -169,6 +169,13 @@ pub static SCHEMA: &[Setting] = &[
     fixed("declare.on_lost", ON_LOST, "none", "What is done about the processes of a declared worker that is lost."),
     open("declare.on_lost.command", Texts, "A program and its arguments to run then, instead of a word."),
     fixed("declare.reap_grace_ms", ms(0, HOUR_MS), "5000", "How long those processes have to end by themselves."),
+    open(
+        "declare.kubelet.url",
+        WebUrl,
+        "This node's kubelet, as https://127.0.0.1:10250: asked for the addresses of pods where the host's routes do not tell them.",
+    ),
+    open("declare.kubelet.token_file", Path, "File with the token for it; read at each question."),
+    open("declare.kubelet.tls_ca", Path, "PEM file with the authorities that kubelet's certificate is by. Default: the system's."),
     fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
     open(
         "notify[].kind",

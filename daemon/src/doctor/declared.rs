@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use super::{Area, Finding, Verdict, workers};
 use crate::config::Config;
 use crate::privileges;
+use crate::sensors::kubelet::Pods;
 use crate::sensors::proc::declare::{Claim, Declared, Refusal, Scanner};
 use crate::sensors::proc::{self, find_root};
 
@@ -20,7 +21,11 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     }
     let configured: HashSet<_> =
         config.workers.iter().filter_map(|worker| find_root(&worker.find).ok().flatten()).collect();
-    let mut scanner = Scanner::new(&config.declare);
+    let pods = match &config.declare.kubelet {
+        Some(kubelet) => Some(Pods::once(kubelet).await),
+        None => None,
+    };
+    let mut scanner = Scanner::new(&config.declare, pods);
     let claims = match scanner.look(&configured) {
         Ok(claims) => claims,
         Err(error) => return vec![new("declarations", Verdict::Broken, format!("/proc cannot be read: {error}"))],

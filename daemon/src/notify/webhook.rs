@@ -1,10 +1,11 @@
 //! `kind = "webhook"`: the notice as the body of a POST.
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
-use reqwest::{Certificate, StatusCode};
+use reqwest::StatusCode;
 
 use super::Failure;
 use crate::config::WebhookConfig;
+use crate::https;
 use crate::log::with_cause;
 
 /// One connection, or none yet.
@@ -12,7 +13,7 @@ pub(super) struct Client(Result<reqwest::Client, String>);
 
 impl Client {
     pub(super) fn new(config: &WebhookConfig) -> Self {
-        Self(build(config))
+        Self(https::client(&config.url, config.tls_ca.as_deref()))
     }
 
     /// Posts `body` as JSON. Any 2xx is success; a 4xx that does not ask for patience is final.
@@ -40,29 +41,4 @@ impl Client {
             status => Err(Failure::Later(status.to_string())),
         }
     }
-}
-
-fn build(config: &WebhookConfig) -> Result<reqwest::Client, String> {
-    // A redirect would take the token elsewhere.
-    let mut builder = reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .user_agent(concat!("lastgasp/", env!("CARGO_PKG_VERSION")));
-    if config.url.starts_with("https:") {
-        match &config.tls_ca {
-            Some(file) => {
-                let unusable = |error: &dyn std::fmt::Display| format!("tls_ca {}: {error}", file.display());
-                let pem = std::fs::read(file).map_err(|error| unusable(&error))?;
-                for certificate in Certificate::from_pem_bundle(&pem).map_err(|error| unusable(&error))? {
-                    builder = builder.add_root_certificate(certificate);
-                }
-            }
-            None => {
-                for certificate in rustls_native_certs::load_native_certs().certs {
-                    builder = builder
-                        .add_root_certificate(Certificate::from_der(&certificate).map_err(|error| error.to_string())?);
-                }
-            }
-        }
-    }
-    builder.build().map_err(|error| error.to_string())
 }

@@ -8,10 +8,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use crate::config::{DeclareConfig, Find, SeverConfig, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
 use crate::privileges;
 use crate::sensors::health::Place;
+use crate::sensors::kubelet::Pods;
 use crate::sensors::proc::declare::{Claim, Declared, Refusal, Refused, Scanner};
 use crate::sensors::proc::{self};
 
@@ -67,9 +70,10 @@ pub(super) struct Declarations {
 }
 
 impl Declarations {
-    pub(super) fn new(config: &DeclareConfig) -> Self {
+    pub(super) fn new(config: &DeclareConfig, side: &Handle) -> Self {
+        let pods = config.kubelet.clone().filter(|_| config.enabled).map(|kubelet| Pods::follow(side, kubelet));
         Self {
-            scanner: config.enabled.then(|| Scanner::new(config)),
+            scanner: config.enabled.then(|| Scanner::new(config, pods)),
             first_look_is_over: !config.enabled,
             looked_at: None,
             strangers: Vec::new(),

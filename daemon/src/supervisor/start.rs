@@ -296,7 +296,7 @@ async fn main(
         timers: HashMap::new(),
         deaths: Deaths::new(config.node.clone()),
         actions: Vec::new(),
-        declarations: Declarations::new(&config.declare),
+        declarations: Declarations::new(&config.declare, &side),
         signals,
         notices: Notices::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
         archive: Archive::new(context, metrics.clone()),

@@ -22,6 +22,7 @@ use super::{ProcessInfo, cgroup, listeners, memory, tree};
 use crate::config::{self, DECLARATION, DeclareConfig, WorkerConfig};
 use crate::core::ProcessId;
 use crate::sensors::health::Place;
+use crate::sensors::kubelet::Pods;
 
 /// Turns in which a new process is looked at again.
 const YOUNG: u8 = 3;
@@ -145,6 +146,7 @@ pub struct Scanner {
     /// None: whichever cgroup it is.
     cgroups: Option<Vec<String>>,
     too_wide: Vec<cgroup::TooWide>,
+    pods: Option<Pods>,
     known: HashMap<u32, Known>,
     carriers: HashMap<ProcessId, Carrier>,
     hidden: HashSet<u32>,
@@ -154,12 +156,13 @@ pub struct Scanner {
 impl Scanner {
     /// Nothing has been looked at yet.
     #[must_use]
-    pub fn new(allowed: &DeclareConfig) -> Self {
+    pub fn new(allowed: &DeclareConfig, pods: Option<Pods>) -> Self {
         let (cgroups, too_wide) = cgroup::narrow(&allowed.cgroups, cgroup::own_depth());
         Self {
             uids: allowed.uids.clone(),
             cgroups: (!allowed.cgroups.is_empty()).then_some(cgroups),
             too_wide,
+            pods,
             known: HashMap::new(),
             carriers: HashMap::new(),
             hidden: HashSet::new(),
@@ -254,7 +257,7 @@ impl Scanner {
             groups.entry((&carrier.origin, &carrier.name)).or_default().push(carrier);
         }
         let ours_tgids: HashSet<u32> = ours.iter().map(|id| id.tgid).collect();
-        let reach = Reach::here();
+        let reach = Reach::here(self.pods.as_ref());
         let mut claims = Vec::new();
         for carriers in groups.values_mut() {
             carriers.sort_by_key(|carrier| (!carrier.init, carrier.id.start_ticks, carrier.id.tgid));
@@ -304,12 +307,13 @@ impl Scanner {
         None
     }
 
-    fn verdict(&self, carrier: &Carrier, reach: &Reach) -> Result<Declared, Refused> {
+    fn verdict(&self, carrier: &Carrier, reach: &Reach<'_>) -> Result<Declared, Refused> {
         if let Some(detail) = self.refusal_of_owner(carrier) {
             return Err((Refusal::NotAllowed, detail));
         }
         let worker = carrier.worker.as_ref().map_err(|detail| (Refusal::Malformed, detail.clone()))?;
-        let (place, others_listen) = reach.place(carrier.id, worker)?;
+        let pod_uid = carrier.container.pod_uid.as_deref();
+        let (place, others_listen) = reach.place(carrier.id, pod_uid, worker)?;
         Ok(Declared { worker: Arc::clone(worker), place, others_listen })
     }
 }
@@ -362,6 +366,7 @@ mod tests {
             on_lost: config::OnLost::None,
             reap_grace: std::time::Duration::ZERO,
             sever: false,
+            kubelet: None,
         }
     }
 
@@ -414,7 +419,7 @@ mod tests {
         // The child of the shell has its environment and its socket.
         let (holder, id) = shell(&variables, Some(listener.into()), "sh -c 'echo up; exec sleep 1000'; true");
         let (probe, _) = shell(&variables, None, WAIT);
-        let mut scanner = Scanner::new(&everybody());
+        let mut scanner = Scanner::new(&everybody(), None);
         let claim = claims(&mut scanner, &name, &[]).remove(0);
         assert_eq!(claim.info.id, id);
         let Declared { worker, place, .. } = claim.verdict.unwrap();
@@ -433,7 +438,7 @@ mod tests {
         let quiet_ones = [("LASTGASP_WORKER", quiet.as_str()), ("LASTGASP_ENDPOINT", "http://127.0.0.1:1")];
         let broken_ones = [("LASTGASP_WORKER", broken.as_str()), ("LASTGASP_ENDPOINT", "https://x")];
         let shells = [shell(&quiet_ones, None, WAIT), shell(&broken_ones, None, WAIT), shell(&broken_ones, None, WAIT)];
-        let mut scanner = Scanner::new(&everybody());
+        let mut scanner = Scanner::new(&everybody(), None);
         assert!(claims(&mut scanner, &quiet, &[]).is_empty());
         let refused = claims(&mut scanner, &broken, &[]);
         assert_eq!((refused.len(), refusal(&refused)), (1, Some(Refusal::Malformed)));
@@ -451,7 +456,7 @@ mod tests {
             ("LASTGASP_MODELS", models.as_str()),
         ];
         let (endless, _) = shell(&variables, None, WAIT);
-        let refused = claims(&mut Scanner::new(&everybody()), &name, &[]);
+        let refused = claims(&mut Scanner::new(&everybody(), None), &name, &[]);
         assert_eq!(refusal(&refused), Some(Refusal::Malformed));
         let detail = &refused[0].verdict.as_ref().unwrap_err().1;
         assert_eq!(detail, "LASTGASP_MODELS has 4097 bytes; 4096 are the most that it may have");
@@ -465,7 +470,7 @@ mod tests {
         let (stranger, id) = shell(&variables, None, WAIT);
         let path = cgroup::container(id.tgid).unwrap().cgroup_path;
         let refused = |uids: Vec<u32>, cgroups: Vec<String>| {
-            let mut scanner = Scanner::new(&DeclareConfig { uids, cgroups, ..everybody() });
+            let mut scanner = Scanner::new(&DeclareConfig { uids, cgroups, ..everybody() }, None);
             refusal(&claims(&mut scanner, &name, &[]))
         };
         assert_eq!(refused(vec![u32::MAX - 7], vec![]), Some(Refusal::NotAllowed));
@@ -492,9 +497,9 @@ mod tests {
         );
         nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
         let (holder, id) = shell(&[], Some(listener.into()), &script);
-        let mut scanner = Scanner::new(&everybody());
+        let mut scanner = Scanner::new(&everybody(), None);
         // Old enough to be looked at now and then only.
-        let mut told = Scanner::new(&everybody());
+        let mut told = Scanner::new(&everybody(), None);
         for _ in 0..=YOUNG {
             assert!(claims(&mut scanner, &name, &[]).is_empty());
             assert!(claims(&mut told, &name, &[]).is_empty());
@@ -516,7 +521,7 @@ mod tests {
     #[ignore = "measures; says nothing about right or wrong"]
     fn cost_of_a_turn() {
         let children: Vec<Child> = (0..1000).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
-        let mut scanner = Scanner::new(&everybody());
+        let mut scanner = Scanner::new(&everybody(), None);
         let begin = std::time::Instant::now();
         scanner.look(&HashSet::new()).unwrap();
         eprintln!("first turn, {} processes: {:?}", scanner.known.len(), begin.elapsed());

@@ -141,9 +141,6 @@ pub fn listener(line: &str) -> Option<Listener> {
 /// An address as the table prints it: words of 32 bits, each in the machine's byte order (`get_tcp4_sock` in
 /// `net/ipv4/tcp_ipv4.c`, `get_tcp6_sock` in `net/ipv6/tcp_ipv6.c`).
 fn ip(hex: &str) -> Option<IpAddr> {
-    if !hex.is_ascii() || hex.len() % 8 != 0 {
-        return None;
-    }
     let word = |at: usize| u32::from_str_radix(hex.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
     match hex.len() {
         8 => Some(IpAddr::from(word(0)?)),

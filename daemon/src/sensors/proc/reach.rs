@@ -6,7 +6,8 @@
 //!
 //! * In a namespace that the process shares with the host or with the daemon, an address is everybody's:
 //!   the worker's own tree has to listen on the endpoint.
-//! * Elsewhere the host has to route the endpoint into that very namespace ([`routes`]).
+//! * Elsewhere the host has to route the endpoint into that very namespace ([`routes`]), or kubelet has to say
+//!   that the process's pod has it ([`Pods`]).
 //! * Health is asked from within the process's namespace. Where that may not be entered, its address has to
 //!   be routed there as well.
 
@@ -22,19 +23,22 @@ use super::{addresses, tree};
 use crate::config::WorkerConfig;
 use crate::core::ProcessId;
 use crate::log::with_cause;
-use crate::network::{Namespace, routes};
+use crate::network::routes::{self, NotRouted};
+use crate::network::Namespace;
+use crate::sensors::kubelet::Pods;
 use crate::sensors::health::Place;
 
 /// From where addresses are judged.
-pub(super) struct Reach {
+pub(super) struct Reach<'a> {
     own: io::Result<Namespace>,
     host: io::Result<Namespace>,
+    pods: Option<&'a Pods>,
 }
 
-impl Reach {
-    /// From this thread's namespace, and the host's.
-    pub(super) fn here() -> Self {
-        Self { own: Namespace::own(), host: Namespace::host() }
+impl<'a> Reach<'a> {
+    /// From this thread's namespace, and the host's; with kubelet's word, if it is asked.
+    pub(super) fn here(pods: Option<&'a Pods>) -> Self {
+        Self { own: Namespace::own(), host: Namespace::host(), pods }
     }
 
     /// Where the health of a worker is asked that this process declares, and whether others listen on its
@@ -42,7 +46,12 @@ impl Reach {
     ///
     /// # Errors
     /// An address is not the process's own.
-    pub(super) fn place(&self, process: ProcessId, worker: &WorkerConfig) -> Result<(Place, bool), Refused> {
+    pub(super) fn place(
+        &self,
+        process: ProcessId,
+        pod_uid: Option<&str>,
+        worker: &WorkerConfig,
+    ) -> Result<(Place, bool), Refused> {
         let elsewhere = |detail: String| (Refusal::EndpointElsewhere, detail);
         let health_elsewhere = |detail: String| (Refusal::HealthElsewhere, detail);
         let namespace = Namespace::of(process)
@@ -60,7 +69,7 @@ impl Reach {
             let held = listeners::held_at(&tree::with_descendants(process), endpoint);
             (Some(endpoint), matches!(held, Ok(Held::ByOthers)))
         } else {
-            routes::lead_into(&namespace, endpoint.ip()).map_err(|error| elsewhere(with_cause(&error)))?;
+            self.belongs(endpoint.ip(), &namespace, pod_uid).map_err(elsewhere)?;
             (None, false)
         };
 
@@ -74,12 +83,33 @@ impl Reach {
             return Ok((Place { namespace: Some(namespace), listener }, others_listen));
         }
         for address in health {
-            routes::lead_into(&namespace, address.ip()).map_err(|error| {
+            self.belongs(address.ip(), &namespace, pod_uid).map_err(|error| {
                 let detail = "and its network namespace may not be entered, which takes CAP_SYS_ADMIN";
-                health_elsewhere(format!("{}; {detail}", with_cause(&error)))
+                health_elsewhere(format!("{error}; {detail}"))
             })?;
         }
         Ok((Place { namespace: None, listener }, others_listen))
+    }
+}
+
+impl Reach<'_> {
+    /// Whether an address belongs to a namespace that is not shared: the host's routes say so, or else kubelet, of
+    /// an address that is neither the host's nor special.
+    fn belongs(&self, address: IpAddr, namespace: &Namespace, pod_uid: Option<&str>) -> Result<(), String> {
+        let Err(refused) = routes::lead_into(namespace, address) else { return Ok(()) };
+        let of_the_host = match &refused {
+            NotRouted::Special(_) | NotRouted::Host(_) => true,
+            NotRouted::Away(_) | NotRouted::Elsewhere { .. } => false,
+            NotRouted::Unseen(_) => {
+                let host = super::kthreadd().unwrap_or_else(std::process::id);
+                addresses::local(host).is_ok_and(|host| host.contains(&address.to_canonical()))
+            }
+        };
+        let refused = with_cause(&refused);
+        match self.pods {
+            Some(pods) if !of_the_host => pods.have(pod_uid, address).map_err(|error| format!("{refused}; {error}")),
+            _ => Err(refused),
+        }
     }
 }
 
