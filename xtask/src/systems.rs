@@ -92,7 +92,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     build.current_dir(tools::workspace()).arg("build");
     build.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     tools::step("build", &mut build)?;
-    let mut peers = peers()?;
+    let mut peers = peers(&[])?;
     peers.args(arguments.name.iter()).env("LASTGASP_SYSTEMS", &lines);
     peers.env("LASTGASP_SYSTEMS_RUNS", arguments.runs.to_string());
     let well = tools::step("measure", &mut peers).is_ok();
@@ -116,11 +116,13 @@ fn write(instead: bool, fresh: Vec<Cell>) -> Result<(), Box<dyn std::error::Erro
     Ok(())
 }
 
-/// Runs the tests beside large third-party systems, one after the other: they are measured.
-pub(crate) fn peers() -> Result<Command, Box<dyn std::error::Error>> {
+/// Runs the tests beside large third-party systems, one after the other: they are measured. `options` are
+/// for cargo.
+pub(crate) fn peers(options: &[&str]) -> Result<Command, Box<dyn std::error::Error>> {
     let mut peers = Command::new(tools::cargo());
     peers.current_dir(tools::workspace());
-    peers.args(["test", "-p", "lastgasp-tests", "--test", "peers", "--", "--ignored", "--test-threads", "1"]);
+    peers.arg("test").args(options);
+    peers.args(["-p", "lastgasp-tests", "--test", "peers", "--", "--ignored", "--test-threads", "1"]);
     peers.env(nats_server::ENVIRONMENT, nats_server::ensure(&tools::target())?);
     peers.env(debian::ETCD.variable, debian::ETCD.ensure()?);
     Ok(peers)

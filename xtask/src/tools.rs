@@ -107,8 +107,9 @@ fn words(command: &Command) -> Vec<String> {
     std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect()
 }
 
-fn quoted(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
+/// A word as one would type it into a shell.
+pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.into_owned()
