@@ -58,6 +58,18 @@ impl Identity {
         state_and_start(self.pid).is_some_and(|(state, start)| start == self.start_ticks && !matches!(state, 'Z' | 'X'))
     }
 
+    /// Whether SIGSTOP has stopped all of its threads: a moment after the signal was sent, later on a busy
+    /// machine (proc_pid_stat(5), `state`).
+    pub fn is_stopped(self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let mut threads = threads.into_iter().flatten().flatten();
+        self.is_alive()
+            && threads.all(|thread| {
+                let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            })
+    }
+
     /// Sends a signal if it is still this process; says whether it was.
     pub fn signal(self, signal: Signal) -> bool {
         self.is_alive() && kill(Pid::from_raw(self.pid.cast_signed()), signal).is_ok()
