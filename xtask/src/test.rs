@@ -21,7 +21,8 @@ pub(crate) use tally::{SKIPPED, TIMED};
 Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
-  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
+  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts,
+                                         and the demo as it is released
   cargo xtask test --peers               also beside LiteLLM, Dynamo and vLLM, from PyPI (6 GB)
 
 With LASTGASP_INFERA_SRC=FOLDER also beside Infera, from a checkout of it there (20 minutes).
@@ -199,7 +200,8 @@ fn run(arguments: &Arguments, steps: &mut Vec<Step>) -> Result<(), Box<dyn std::
 
     // The packages are installed into target/, by pip.
     let mut clients = timed_test();
-    clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
+    // Without `-p`: of the router alone cargo would choose other features, and build anew what it is made of.
+    clients.args(["--test", "clients", "--", "--ignored"]);
     steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
 
     // A router in Python, from docs/writing-a-router.md; its package comes by pip too.
@@ -245,12 +247,13 @@ fn run(arguments: &Arguments, steps: &mut Vec<Step>) -> Result<(), Box<dyn std::
     }
     steps.push(step("kernel, on Debian's kernels in QEMU", &mut kernels, needs_root.or(filtered)));
 
-    let mut demo = xtask();
-    let result: PathBuf = tools::target().join("demo.json");
-    demo.args(["demo", "--json"]).arg(&result);
+    // `cargo xtask demo` builds everything once more, in release mode, which takes minutes.
+    let mut demo = if arguments.long { xtask() } else { Command::new(tools::target().join("debug").join("demo")) };
     if arguments.long {
-        demo.args(["--kills", "200"]);
+        demo.args(["demo", "--kills", "200"]);
     }
+    let result: PathBuf = tools::target().join("demo.json");
+    demo.arg("--json").arg(&result).env(nats_server::ENVIRONMENT, &nats);
     steps.push(step("demo", &mut demo, filtered));
     Ok(())
 }
