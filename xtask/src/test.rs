@@ -146,6 +146,9 @@ fn run(arguments: &Arguments, steps: &mut Vec<Step>) -> Result<(), Box<dyn std::
     test("privilege", needs_root, timed_test().args(["-p", "lastgasp-tests", "--test", "privilege"]));
     let mut stories = timed_test();
     stories.args(["-p", "lastgasp-tests", "--test", "stories"]);
+    // Most of the time they wait.
+    let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
+    stories.env("RUST_TEST_THREADS", threads.to_string());
     if root {
         // One story is about a server that is too old; without it that story fails, and says why.
         match nats_server::ensure_old(&tools::target()) {
@@ -269,8 +272,8 @@ fn fresh_object() -> Option<PathBuf> {
 }
 
 fn cargo(subcommand: &str) -> Command {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).arg(subcommand);
+    let mut command = tools::cargo();
+    command.arg(subcommand);
     command
 }
 
