@@ -4,7 +4,7 @@
 //! Needs the `prometheus` beside the promtool that `cargo xtask test` fetches, hence ignored.
 #![forbid(unsafe_code)]
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::engine::Engine;
 use lastgasp_tests::model::Endpoint;
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, free_port};
 use lastgasp_tests::process::{GIVE_UP, Process};
 use lastgasp_tests::router::Router;
 use nix::sys::signal::Signal;
@@ -109,9 +109,7 @@ struct Prometheus {
 impl Prometheus {
     /// Starts one that scrapes these every second.
     async fn start(targets: &[SocketAddr], folder: &Path) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
         let targets: Vec<String> = targets.iter().map(SocketAddr::to_string).collect();
         let config = json!({
             "global": { "scrape_interval": "1s", "scrape_timeout": "1s" },

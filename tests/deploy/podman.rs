@@ -1,9 +1,10 @@
 //! Containers as kubelet would start them, by podman and crun.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use lastgasp_tests::nats::free_port;
 use lastgasp_tests::process::GIVE_UP;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -115,7 +116,7 @@ impl<'a> Container<'a> {
         let (_, limit) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
         // podman would raise them, which takes a capability that not every root has.
         arguments.extend([format!("--ulimit=nofile={limit}:{limit}"), "--ulimit=nproc=4096:4096".to_owned()]);
-        let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
         let over = beside.variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         let listens = if inside["command"].is_null() { "LASTGASP_STATUS_LISTEN" } else { "LASTGASP_ROUTER_LISTEN" };
         let listens = (listens.to_owned(), listen.to_string());

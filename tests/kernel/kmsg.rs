@@ -10,6 +10,12 @@ fn write(line: &str) {
     std::fs::write(KMSG, format!("{line}\n")).expect("root may write to the kernel's log");
 }
 
+/// A pid for the lines of one test: its own thread's. All tests write to the same log at the same time, and
+/// no other task of this machine has this number.
+fn own_pid() -> u32 {
+    nix::unistd::gettid().as_raw().cast_unsigned()
+}
+
 /// The first thing told that names this process.
 fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> Told {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -34,7 +40,7 @@ fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> Told {
 
 #[test]
 fn an_xid_is_read_from_the_log_and_what_was_logged_before_is_not() {
-    let pid = std::process::id();
+    let pid = own_pid();
     write(&format!("<4>NVRM: Xid (PCI:0000:3b:00): 48, pid={pid}, name=before, too early"));
     let lines = [
         "<6>usb 1-1: nothing of interest".to_owned(),
@@ -50,7 +56,7 @@ fn an_xid_is_read_from_the_log_and_what_was_logged_before_is_not() {
 #[test]
 fn nobody_can_speak_for_the_kernel() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let pid = std::process::id();
+    let pid = own_pid();
     let own = runtime.block_on(async {
         let any = Kmsg::open(Facilities::Any).expect("root may read it");
         let kernel = Kmsg::open(Facilities::Kernel).expect("root may read it");

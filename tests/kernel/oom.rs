@@ -43,8 +43,7 @@ impl Drop for MemoryCgroup {
 #[test]
 fn a_process_killed_for_memory_is_named() {
     let Some(cgroup) = MemoryCgroup::new(32 << 20) else {
-        lastgasp_tests::skipped::here("no memory cgroup can be made");
-        return;
+        lastgasp_tests::skip!("no memory cgroup can be made");
     };
     let mut kernel = Kernel::load();
     let log = Kmsg::open(Facilities::Kernel).expect("root may read it");

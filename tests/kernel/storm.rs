@@ -62,8 +62,7 @@ fn a_pid_that_is_used_again_is_another_process() {
     // The pid that was given last; the next one is tried first (CONFIG_CHECKPOINT_RESTORE).
     const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
     if !std::path::Path::new(LAST_PID).exists() {
-        lastgasp_tests::skipped::here(&format!("this kernel has no {LAST_PID}"));
-        return;
+        lastgasp_tests::skip!("this kernel has no {LAST_PID}");
     }
     // Without this probe nothing ends the watch.
     let options = LoadOptions { disabled: vec![Probe::Exit], ..LoadOptions::default() };

@@ -21,7 +21,6 @@ use lastgasp_tests::nats::{Nats, free_port};
 use lastgasp_tests::process::{GIVE_UP, Identity, Process};
 use lastgasp_tests::ready::Ready;
 use lastgasp_tests::reference::Reference;
-use lastgasp_tests::skipped;
 use lastgasp_tests::systems::{self, Cell, Run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -77,8 +76,7 @@ async fn a_stream_leaves_an_engine_that_hangs() {
 /// Both cells of a fault, in turns.
 async fn measure(fault: &Fault) {
     let Some(infera) = Infera::checked_out().await else {
-        skipped::here("LASTGASP_INFERA_SRC names no checkout of Infera");
-        return;
+        lastgasp_tests::skip!("LASTGASP_INFERA_SRC names no checkout of Infera");
     };
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..systems::runs() {

@@ -164,8 +164,7 @@ async fn the_documented_table_is_what_was_measured() {
     // Without these restrictions less is needed, and the table is about those who have them.
     for name in ["unprivileged_bpf_disabled", "dmesg_restrict"] {
         if matches!(sysctl(name).trim(), "0" | "") {
-            lastgasp_tests::skipped::here(&format!("kernel.{name} is not set"));
-            return;
+            lastgasp_tests::skip!("kernel.{name} is not set");
         }
     }
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,5 @@
 //! A mock engine under a test.
 
-use std::net::TcpListener;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -10,6 +9,7 @@ use crate::HarnessError;
 use crate::binaries;
 use crate::matrix;
 use crate::model::{Dialect, Frontend};
+use crate::nats::free_port;
 use crate::process::{Identity, Process};
 use crate::ready::Ready;
 
@@ -29,14 +29,13 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// An honest one, with ports that were free a moment ago.
+    /// An honest one, with free ports.
     ///
     /// # Errors
     ///
     /// There is no free port.
-    pub fn new(uid: u32, worker: &str) -> std::io::Result<Self> {
-        let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
-        let [port, grpc_port] = [listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()];
+    pub fn new(uid: u32, worker: &str) -> Result<Self, HarnessError> {
+        let [port, grpc_port] = [free_port()?, free_port()?];
         let endpoint = format!("http://127.0.0.1:{port}");
         Ok(Self { uid, worker: worker.to_owned(), endpoint, port, grpc_port })
     }
@@ -67,7 +66,9 @@ impl Engine {
     pub async fn start(name: &str, arguments: &[&str], folder: &Path) -> Result<Self, HarnessError> {
         let declared = folder.join(name).display().to_string();
         let mut command = Command::new(binaries::find("mock-engine")?);
-        command.args(["--grpc-port", "0"]).args(arguments).env("LASTGASP_WORKER", &declared);
+        // So that it can be started again there.
+        let [http, grpc] = [free_port()?.to_string(), free_port()?.to_string()];
+        command.args(["--port", &http, "--grpc-port", &grpc]).args(arguments).env("LASTGASP_WORKER", &declared);
         Self::spawn(name, declared, command, arguments, folder).await
     }
 

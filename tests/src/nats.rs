@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -11,7 +13,7 @@ use tokio::process::Command;
 use crate::HarnessError;
 use crate::binaries;
 use crate::matrix;
-use crate::process::{GIVE_UP, Process};
+use crate::process::{GIVE_UP, Patience, Process};
 
 /// How a server is configured. May be changed between [`Nats::stop`] and [`Nats::resume`].
 #[derive(Clone, Debug)]
@@ -233,14 +235,28 @@ impl Nats {
     }
 }
 
-/// A port of loopback that was free a moment ago.
+/// A port of loopback that nobody listens on, and that this process was not given before.
+///
+/// It is none of those that the kernel gives to whoever asks for any (`ip_local_port_range`, from 32768 by
+/// default): until a server listens there, or while it is stopped, no connection and no listener of another
+/// test takes it.
 ///
 /// # Errors
 ///
 /// There is none.
 pub fn free_port() -> Result<u16, HarnessError> {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    free.map(|address| address.port()).map_err(|source| HarnessError::Io { what: "a free port".into(), source })
+    const PORTS: std::ops::Range<u16> = 10_000..32_768;
+    // Other processes look for ports at the same time: each begins elsewhere.
+    static NEXT: LazyLock<AtomicUsize> = LazyLock::new(|| AtomicUsize::new(fastrand::usize(..PORTS.len())));
+    let mut refused = std::io::ErrorKind::AddrInUse.into();
+    for _ in PORTS {
+        let port = PORTS.start + (NEXT.fetch_add(1, Ordering::Relaxed) % PORTS.len()) as u16;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => refused = error,
+        }
+    }
+    Err(HarnessError::Io { what: "a free port".into(), source: refused })
 }
 
 /// Several servers that hold streams together.
@@ -255,7 +271,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As for [`Nats::start`]; or they do not find together.
+    /// As for [`Nats::start`]; or they do not find together, and have said nothing new for [`GIVE_UP`].
     pub async fn start(folder: &Path, size: usize) -> Result<Self, HarnessError> {
         Self::start_with(folder, vec![Options::default(); size]).await
     }
@@ -279,16 +295,29 @@ impl Cluster {
             server.launch()?;
             servers.push(server);
         }
-        let cluster = Self { servers };
-        let deadline = Instant::now() + GIVE_UP;
+        let mut cluster = Self { servers };
+        let mut patience = Patience::new(cluster.written());
         // A stream with a copy on each can be made only once they have found together.
-        while cluster.try_out(size).await.is_err() {
-            if Instant::now() > deadline {
-                return Err(HarnessError::GaveUp("the cluster to form".to_owned()));
+        while let Err(error) = cluster.try_out(size).await {
+            for process in cluster.servers.iter_mut().filter_map(|server| server.process.as_mut()) {
+                if process.has_exited() {
+                    let (name, log) = ("nats-server".to_owned(), process.log_tail());
+                    return Err(HarnessError::Ended { name, status: "while the cluster formed".to_owned(), log });
+                }
+            }
+            if Instant::now() > patience.ends(cluster.written()) {
+                let logs: Vec<_> = cluster.servers.iter().map(Nats::log_tail).collect();
+                let said = logs.join("\n\n");
+                return Err(HarnessError::GaveUp(format!("the cluster to form: {error}; the servers said:\n{said}")));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(cluster)
+    }
+
+    /// How much all servers have written into their logs: routes, elections, leaders.
+    fn written(&self) -> u64 {
+        self.servers.iter().filter_map(|server| server.process.as_ref()).map(Process::written).sum()
     }
 
     async fn try_out(&self, size: usize) -> Result<(), async_nats::Error> {
@@ -344,6 +373,25 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_given_once_and_none_that_the_kernel_gives_to_others() {
+        let ports: std::collections::BTreeSet<u16> = (0..100).map(|_| free_port().unwrap()).collect();
+        assert_eq!(ports.len(), 100);
+        assert!(ports.iter().all(|port| *port < 32_768), "{ports:?}");
+    }
+
+    /// It would not come by itself, however long one waits.
+    #[tokio::test]
+    async fn a_server_that_ends_while_the_cluster_forms_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = taken.local_addr().unwrap().port().to_string();
+        let bad = Options { arguments: vec!["--http_port".to_owned(), port], ..Options::default() };
+        let started = Cluster::start_with(folder.path(), vec![Options::default(), bad]).await;
+        let error = started.unwrap_err().to_string();
+        assert!(error.contains("while the cluster formed") && error.contains("address already in use"), "{error}");
+    }
 
     #[tokio::test]
     async fn what_was_stored_is_there_after_a_restart_on_the_same_port() {

@@ -14,6 +14,29 @@ use crate::HarnessError;
 /// After so long a test gives up waiting. It bounds a hang and nothing else: no test is about it.
 pub const GIVE_UP: Duration = Duration::from_secs(60);
 
+/// Gives up once nothing has moved for [`GIVE_UP`]: for what consists of many parts and may take long on a
+/// busy machine, as long as it goes on.
+#[derive(Debug)]
+pub struct Patience<T> {
+    seen: T,
+    since: Instant,
+}
+
+impl<T: PartialEq> Patience<T> {
+    /// How far it is at the beginning.
+    pub fn new(seen: T) -> Self {
+        Self { seen, since: Instant::now() }
+    }
+
+    /// When it is over, if nothing moves: it is as far as this now.
+    pub fn ends(&mut self, now: T) -> Instant {
+        if self.seen != now {
+            *self = Self::new(now);
+        }
+        self.since + GIVE_UP
+    }
+}
+
 /// One process, not merely its pid: a pid may have been given away when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
@@ -33,6 +56,18 @@ impl Identity {
     /// It exists and is neither a zombie nor being torn down.
     pub fn is_alive(self) -> bool {
         state_and_start(self.pid).is_some_and(|(state, start)| start == self.start_ticks && !matches!(state, 'Z' | 'X'))
+    }
+
+    /// Whether SIGSTOP has stopped all of its threads: a moment after the signal was sent, later on a busy
+    /// machine (proc_pid_stat(5), `state`).
+    pub fn is_stopped(self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let mut threads = threads.into_iter().flatten().flatten();
+        self.is_alive()
+            && threads.all(|thread| {
+                let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            })
     }
 
     /// Sends a signal if it is still this process; says whether it was.
@@ -141,6 +176,11 @@ impl Process {
         }
     }
 
+    /// How much it has written, in bytes.
+    pub fn written(&self) -> u64 {
+        fs::metadata(&self.log).map_or(0, |log| log.len())
+    }
+
     /// The last lines that it wrote.
     pub fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
@@ -206,6 +246,16 @@ mod tests {
             error.contains("fails") && error.contains("exit status: 3") && error.contains("no such thing"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn patience_begins_anew_whenever_something_has_moved() {
+        let mut patience = Patience::new(1);
+        let first = patience.ends(1);
+        assert_eq!(patience.ends(1), first);
+        let moved = patience.ends(2);
+        assert!(moved > first);
+        assert_eq!(patience.ends(2), moved);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use lastgasp_tests::binaries;
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::matrix;
-use lastgasp_tests::nats::Nats;
+use lastgasp_tests::nats::{Nats, free_port};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -23,19 +23,15 @@ struct Member {
 }
 
 impl Member {
-    /// On this port, or on any.
-    async fn start(folder: &Path, name: String, port: Option<u16>) -> Self {
+    async fn start(folder: &Path, name: String, port: u16) -> Self {
         let mut command = Command::new(binaries::find("victim").unwrap());
-        match port {
-            Some(port) => command.arg("listen-on").arg(port.to_string()),
-            None => command.arg("listen"),
-        };
+        command.arg("listen-on").arg(port.to_string());
         command.env("LASTGASP_WORKER", declared(folder, &name)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let stdin = child.stdin.take().expect("piped");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let line = lines.next_line().await.unwrap().expect("it says its port");
-        let port = line.strip_prefix("ready ").and_then(|port| port.parse().ok()).expect("ready PORT");
+        assert_eq!(line, format!("ready {port}"));
         Self { name, port, child, _stdin: stdin }
     }
 }
@@ -63,7 +59,7 @@ impl Crowd {
         let mut config = DaemonConfig::new("node-a", &nats.url(), "required", path).with_hold_down_ms(0);
         let mut members = Vec::new();
         for number in 0..count {
-            let member = Member::start(path, format!("w{number}"), None).await;
+            let member = Member::start(path, format!("w{number}"), free_port().unwrap()).await;
             config = config.with_listener(&member.name, &declared(path, &member.name), member.port);
             members.push(member);
         }
@@ -97,7 +93,7 @@ impl Crowd {
     /// Starts the one of this number again.
     pub(crate) async fn restart(&mut self, number: usize) {
         let Member { name, port, .. } = &self.members[number];
-        self.members[number] = Member::start(self.folder.path(), name.clone(), Some(*port)).await;
+        self.members[number] = Member::start(self.folder.path(), name.clone(), *port).await;
     }
 
     /// How often each was withdrawn.

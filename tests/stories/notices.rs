@@ -16,6 +16,7 @@ use lastgasp_router::connections::{self, HANDSHAKE, Limits, UNREAD};
 use lastgasp_router::threads::Threads;
 use lastgasp_router::tls::acceptor;
 use lastgasp_tests::daemon::DaemonConfig;
+use lastgasp_tests::nats::free_port;
 use lastgasp_tests::process::GIVE_UP;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -172,7 +173,7 @@ async fn of_one_cause_all_records_are_gone_before_anybody_is_told() {
 
     let daemon = scene.daemon.process.identity;
     assert!(daemon.signal(Signal::SIGSTOP));
-    until(|| is_stopped(daemon.pid)).await;
+    until(|| daemon.is_stopped()).await;
     for worker in ["alpha", "beta"] {
         scene.engine(worker).signal_core(Signal::SIGKILL);
     }
@@ -201,15 +202,6 @@ async fn until(done: impl Fn() -> bool) {
         }
     };
     tokio::time::timeout(GIVE_UP, wait).await.expect("it comes to that");
-}
-
-/// Whether no thread of this process runs (proc_pid_stat(5), `state`).
-fn is_stopped(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    threads.flatten().all(|thread| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    })
 }
 
 fn tls(file: &str) -> PathBuf {
@@ -246,7 +238,7 @@ fn script(folder: &Path) -> String {
 
 #[tokio::test]
 async fn a_receiver_that_was_down_is_told_when_it_is_up_and_once() {
-    let place = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let place = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
     let mut only = webhook(place);
     only.insert("on".into(), vec!["withdrawn"].into());
     let mut scene = Scene::configured("required", &[], notifying(vec![only])).await;

@@ -18,9 +18,13 @@ async fn it_is_withdrawn_while_its_core_is_still_being_written() {
     scene.engine("alpha").signal_core(Signal::SIGSEGV);
 
     scene.discovery.removed("alpha").await.unwrap();
-    assert!(core.is_alive(), "withdrawn only after the dump was over");
+    let dumps_still = core.is_alive();
     only_those_of_are_moved("alpha", asked).await;
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
+    // On a busy machine this story may hear of it late. The daemon's order is in the certificate.
+    let place = |what: &str| certificate.timeline.iter().position(|moment| moment.what == what);
+    let before = place("withdrawn").is_some_and(|withdrawn| place("process_exit").is_none_or(|exit| withdrawn < exit));
+    assert!(dumps_still || before, "withdrawn only after the dump was over: {certificate:#?}");
     assert_eq!(certificate.cause.kind, CauseKind::ProcessCrashed, "{certificate:#?}");
     assert_eq!(certificate.cause.signal, Some(Signal::SIGSEGV as i32));
     assert_eq!(scene.discovery.removals("alpha"), 1);

@@ -57,6 +57,12 @@ async fn systemd_is_told_of_the_start_of_every_second_and_of_the_end() {
 
     // One that is stuck gives no sign, so systemd ends it.
     assert!(daemon.process.identity.signal(Signal::SIGSTOP));
+    let stopped = async {
+        while !daemon.process.identity.is_stopped() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(GIVE_UP, stopped).await.expect("it stops");
     assert!(notified.is_silent(Duration::from_millis(2500)).await);
     assert!(daemon.process.identity.signal(Signal::SIGCONT));
     notified.hear("WATCHDOG=1").await;

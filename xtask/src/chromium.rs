@@ -1,6 +1,6 @@
 //! A Chromium for the status page's tests, and `cargo xtask screenshots`.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use crate::{debian, nats_server, tools};
 
@@ -38,12 +38,12 @@ fn take() -> Result<(), Box<dyn std::error::Error>> {
         return Err("there is no chromium; install it: apt-get install chromium".into());
     }
     let nats = nats_server::ensure(&tools::target())?;
-    let mut build = Command::new(tools::cargo());
+    let mut build = tools::cargo();
     build.args(["build", "--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
-    tools::step("build", build.current_dir(tools::workspace()))?;
-    let mut test = Command::new(tools::cargo());
+    tools::step("build", &mut build)?;
+    let mut test = tools::cargo();
     test.args(["test", "-p", "lastgasp-tests", "--test", "page", "a_death_is_seen_as_it_happens"]);
     test.env(nats_server::ENVIRONMENT, nats).env("LASTGASP_SCREENSHOTS", tools::workspace().join("docs"));
-    tools::step("pictures into docs/", test.current_dir(tools::workspace()))?;
+    tools::step("pictures into docs/", &mut test)?;
     Ok(())
 }

@@ -67,8 +67,8 @@ pub(crate) fn main(_: &Arguments) -> ExitCode {
 
 fn check() -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let rules: Rules = toml::from_str(&std::fs::read_to_string(tools::workspace().join("deny.toml"))?)?;
-    let mut command = std::process::Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).args(["metadata", "--locked", "--format-version", "1"]);
+    let mut command = tools::cargo();
+    command.args(["metadata", "--locked", "--format-version", "1"]);
     let metadata: Metadata = serde_json::from_str(&tools::output(&mut command)?)?;
     let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for package in &metadata.packages {

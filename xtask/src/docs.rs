@@ -16,7 +16,7 @@ mod series;
 #[cfg(test)]
 mod written;
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use crate::tools;
 
@@ -32,8 +32,8 @@ Examples:
 pub(crate) struct Arguments {}
 
 pub(crate) fn main(Arguments {}: &Arguments) -> ExitCode {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).args(["test", "--quiet", "-p", "xtask", "docs::written"]);
+    let mut command = tools::cargo();
+    command.args(["test", "--quiet", "-p", "xtask", "docs::written"]);
     command.env(ENVIRONMENT, "write");
     match tools::step("write the generated parts of docs/", &mut command) {
         Ok(()) => ExitCode::SUCCESS,

@@ -98,8 +98,8 @@ fn run_stories(long: bool) -> Result<PathBuf, Box<dyn std::error::Error>> {
 }
 
 fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).args(arguments);
+    let mut command = tools::cargo();
+    command.args(arguments);
     command
 }
 

@@ -23,8 +23,8 @@ fn handed(
     arguments: &[String],
 ) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let nats = nats_server::ensure(&tools::target())?;
-    let mut build = Command::new(tools::cargo());
-    build.current_dir(tools::workspace()).args(["build", "--release", "--bins"]);
+    let mut build = tools::cargo();
+    build.args(["build", "--release", "--bins"]);
     for package in ["lastgasp", "lastgasp-router", "lastgasp-tests"].iter().chain(more) {
         build.args(["-p", package]);
     }

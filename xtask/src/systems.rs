@@ -88,11 +88,11 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     if lines.exists() {
         std::fs::remove_file(&lines)?;
     }
-    let mut build = Command::new(tools::cargo());
-    build.current_dir(tools::workspace()).arg("build");
+    let mut build = tools::cargo();
+    build.arg("build");
     build.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     tools::step("build", &mut build)?;
-    let mut peers = peers()?;
+    let mut peers = peers(&[])?;
     peers.args(arguments.name.iter()).env("LASTGASP_SYSTEMS", &lines);
     peers.env("LASTGASP_SYSTEMS_RUNS", arguments.runs.to_string());
     let well = tools::step("measure", &mut peers).is_ok();
@@ -116,11 +116,12 @@ fn write(instead: bool, fresh: Vec<Cell>) -> Result<(), Box<dyn std::error::Erro
     Ok(())
 }
 
-/// Runs the tests beside large third-party systems, one after the other: they are measured.
-pub(crate) fn peers() -> Result<Command, Box<dyn std::error::Error>> {
-    let mut peers = Command::new(tools::cargo());
-    peers.current_dir(tools::workspace());
-    peers.args(["test", "-p", "lastgasp-tests", "--test", "peers", "--", "--ignored", "--test-threads", "1"]);
+/// Runs the tests beside large third-party systems, one after the other: they are measured. `options` are
+/// for cargo.
+pub(crate) fn peers(options: &[&str]) -> Result<Command, Box<dyn std::error::Error>> {
+    let mut peers = tools::cargo();
+    peers.arg("test").args(options);
+    peers.args(["-p", "lastgasp-tests", "--test", "peers", "--", "--ignored", "--test-threads", "1"]);
     peers.env(nats_server::ENVIRONMENT, nats_server::ensure(&tools::target())?);
     peers.env(debian::ETCD.variable, debian::ETCD.ensure()?);
     Ok(peers)

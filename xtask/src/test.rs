@@ -1,8 +1,10 @@
 //! `cargo xtask test`: every test there is, against real parts, with a summary at the end.
 //!
 //! What a test needs and a machine may lack (nats-server, the eBPF toolchain) is installed first.
-//! A step that cannot run here fails, or is listed as skipped with its reason; it never counts as
-//! passed.
+//! A step or a test that cannot run here fails, or is listed as skipped with its reason; it never counts
+//! as passed.
+
+mod tally;
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -10,6 +12,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::{build_ebpf, chromium, containers, debian, nats_server, systems, tools};
+use tally::{Counts, Skip, Tally};
+pub(crate) use tally::{SKIPPED, TIMED};
 
 /// All tests, unprivileged and privileged.
 #[derive(clap::Args)]
@@ -17,13 +21,19 @@ use crate::{build_ebpf, chromium, containers, debian, nats_server, systems, tool
 Examples:
   cargo xtask test                       everything, within 35 minutes on two cores
   cargo xtask test --filter engine_core  only tests whose name contains this
-  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts
+  cargo xtask test --long                more property-test cases, kernels, kills, faults and restarts,
+                                         and the demo as it is released
   cargo xtask test --peers               also beside LiteLLM, Dynamo and vLLM, from PyPI (6 GB)
 
 With LASTGASP_INFERA_SRC=FOLDER also beside Infera, from a checkout of it there (20 minutes).
-Kernel tests and stories need root, the Python clients need venv. Without it they are listed as
-skipped, and the exit status is 3. The image's test installs buildah, podman and crun by apt-get.
-Exit status: 0 all passed, 1 something failed, 3 all that could run passed.")]
+Kernel tests and stories need root, the Python clients need venv. A step without what it needs is
+skipped. So is a test that finds out that this machine lacks what it needs. Both are listed with the
+reason. The image's test installs buildah, podman and crun by apt-get.
+
+The ten slowest tests stand at the end, and the last line is `N passed, N failed, N skipped`. A step
+that is skipped, or that has no tests of its own, counts as one.
+Exit status: 0 nothing failed and every step ran, 1 something failed, 3 nothing failed and a step was
+skipped.")]
 pub(crate) struct Arguments {
     /// Only tests whose name contains this; the object and the demo are then left out.
     #[arg(long, value_name = "NAME")]
@@ -42,12 +52,8 @@ pub(crate) const LONG: &str = "LASTGASP_LONG";
 /// Why a step is left out that was not asked for.
 const FILTERED: &str = "a filter was given";
 
-/// Names the file in which tests say what they cannot check on this machine (`lastgasp_tests::skipped`).
-const SKIPPED: &str = "LASTGASP_SKIPPED";
-
-fn skipped_here() -> PathBuf {
-    tools::target().join("skipped.txt")
-}
+/// So many of the slowest tests are listed.
+const SLOWEST: usize = 10;
 
 /// What became of a step.
 enum Verdict {
@@ -59,23 +65,38 @@ enum Verdict {
 struct Step {
     name: &'static str,
     verdict: Verdict,
-    passed: usize,
-    failed: usize,
+    tally: Tally,
     took: Duration,
 }
 
-pub(crate) fn main(arguments: &Arguments) -> ExitCode {
-    let steps = match run(arguments) {
-        Ok(steps) => steps,
-        Err(error) => {
-            eprintln!("cargo xtask test: {error}");
-            return ExitCode::FAILURE;
+impl Step {
+    /// One that ran no test.
+    fn without_tests(name: &'static str, verdict: Verdict) -> Self {
+        Self { name, verdict, tally: Tally::default(), took: Duration::ZERO }
+    }
+
+    fn counts(&self) -> Counts {
+        match self.verdict {
+            Verdict::Passed => self.tally.counts(true),
+            Verdict::Failed => self.tally.counts(false),
+            // Nobody asked for it.
+            Verdict::Skipped(FILTERED) => Counts::default(),
+            Verdict::Skipped(_) => Counts { skipped: 1, ..Counts::default() },
         }
-    };
-    summary(&steps)
+    }
 }
 
-fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
+pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+    let mut steps = Vec::new();
+    if let Err(error) = run(arguments, &mut steps) {
+        eprintln!("cargo xtask test: {error}");
+        steps.push(Step::without_tests("what the steps need", Verdict::Failed));
+    }
+    println!("\n{}", summary(&steps));
+    status(&steps)
+}
+
+fn run(arguments: &Arguments, steps: &mut Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     let nats = nats_server::ensure(&tools::target())?;
     let root = tools::is_root();
     let needs_root = (!root).then_some("needs root");
@@ -84,7 +105,6 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let cases = if arguments.long { "20000" } else { "256" };
     // For each target of `lastgasp-fuzz`.
     let fuzz_seconds = if arguments.long { "600" } else { "1" };
-    let mut steps = Vec::new();
 
     let mut object = xtask();
     object.args(["build-ebpf", "--check"]);
@@ -102,12 +122,10 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     bins.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     steps.push(step("build", &mut bins, None));
     if matches!(steps.last(), Some(Step { verdict: Verdict::Failed, .. })) {
-        return Ok(steps);
+        return Ok(());
     }
 
-    let _ = std::fs::remove_file(skipped_here());
     let mut test = |name, skip: Option<&'static str>, command: &mut Command| {
-        command.env(SKIPPED, skipped_here());
         command.env(nats_server::ENVIRONMENT, &nats).env("PROPTEST_CASES", cases);
         command.env("LASTGASP_FUZZ_SECONDS", fuzz_seconds);
         if arguments.long {
@@ -121,13 +139,16 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
         }
         steps.push(step(name, command, skip));
     };
-    test("unit and property tests", None, cargo("test").args(["--no-fail-fast"]));
-    test("shared event types", None, cargo("test").args(["-p", "lastgasp-ebpf", "--lib"]));
-    test("mock engine", None, cargo("test").args(["-p", "lastgasp-tests", "--lib", "--bins", "--test", "mock"]));
-    test("kernel", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "kernel"]));
-    test("privilege", needs_root, cargo("test").args(["-p", "lastgasp-tests", "--test", "privilege"]));
-    let mut stories = cargo("test");
+    test("unit and property tests", None, timed_test().args(["--no-fail-fast"]));
+    test("shared event types", None, timed_test().args(["-p", "lastgasp-ebpf", "--lib"]));
+    test("mock engine", None, timed_test().args(["-p", "lastgasp-tests", "--lib", "--bins", "--test", "mock"]));
+    test("kernel", needs_root, timed_test().args(["-p", "lastgasp-tests", "--test", "kernel"]));
+    test("privilege", needs_root, timed_test().args(["-p", "lastgasp-tests", "--test", "privilege"]));
+    let mut stories = timed_test();
     stories.args(["-p", "lastgasp-tests", "--test", "stories"]);
+    // Most of the time they wait.
+    let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
+    stories.env("RUST_TEST_THREADS", threads.to_string());
     if root {
         // One story is about a server that is too old; without it that story fails, and says why.
         match nats_server::ensure_old(&tools::target()) {
@@ -137,13 +158,13 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     }
     test("stories", needs_root, &mut stories);
 
-    test("benches, a little of each", needs_root, cargo("test").args(["-p", "lastgasp-bench"]));
+    test("benches, a little of each", needs_root, timed_test().args(["-p", "lastgasp-bench"]));
 
     // What is in deploy/. The packages are installed into target/, by pip; the image's tools by apt-get.
     let no_venv = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
     let no_venv = (!no_venv.is_ok_and(|output| output.status.success())).then_some("no python3-venv");
     let deploy = |only: &[&str]| {
-        let mut command = cargo("test");
+        let mut command = timed_test();
         command.args(["-p", "lastgasp-tests", "--test", "deploy", "--", "--ignored"]).args(only);
         command.env(nats_server::ENVIRONMENT, &nats);
         command
@@ -158,13 +179,13 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let no_image = filtered.or(needs_root).or(no_venv).or_else(containers::install);
     steps.push(step("image, in a container", &mut deploy(&["image"]), no_image));
 
-    let mut page = cargo("test");
+    let mut page = timed_test();
     page.args(["-p", "lastgasp-tests", "--test", "page"]).env(nats_server::ENVIRONMENT, &nats);
     let no_browser =
         filtered.or(needs_root).or_else(|| (!chromium::ensure()).then_some("no chromium, and it cannot be installed"));
     steps.push(step("status page, in Chromium", &mut page, no_browser));
 
-    let mut infera = cargo("test");
+    let mut infera = timed_test();
     infera.args(["-p", "lastgasp-tests", "--test", "infera", "--", "--include-ignored"]);
     infera.env(nats_server::ENVIRONMENT, &nats);
     let etcd = filtered.or(needs_root).is_none().then(|| debian::ETCD.ensure());
@@ -175,25 +196,26 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     let no_etcd = filtered.or(needs_root).or_else(|| etcd.is_none().then_some("no etcd: apt-get install etcd-server"));
     infera.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
     steps.push(step("Infera's router and discovery", &mut infera, no_etcd));
-    let mut dynamo = cargo("test");
+    let mut dynamo = timed_test();
     dynamo.args(["-p", "lastgasp-tests", "--test", "dynamo", "--", "--include-ignored"]);
     dynamo.envs(etcd.as_ref().map(|path| (debian::ETCD.variable, path)));
     steps.push(step("Dynamo's discovery", &mut dynamo, no_etcd));
 
     // The packages are installed into target/, by pip.
-    let mut clients = cargo("test");
-    clients.args(["-p", "lastgasp-router", "--test", "clients", "--", "--ignored"]);
+    let mut clients = timed_test();
+    // Without `-p`: of the router alone cargo would choose other features, and build anew what it is made of.
+    clients.args(["--test", "clients", "--", "--ignored"]);
     steps.push(step("real Python clients", &mut clients, filtered.or(no_venv)));
 
     // A router in Python, from docs/writing-a-router.md; its package comes by pip too.
-    let mut example = cargo("test");
+    let mut example = timed_test();
     example.args(["-p", "lastgasp-tests", "--test", "example_router", "--", "--ignored"]);
     example.env(nats_server::ENVIRONMENT, &nats);
     steps.push(step("example router in Python", &mut example, filtered.or(no_venv)));
 
-    let mut rules = cargo("test");
+    let mut rules = timed_test();
     rules.args(["-p", "xtask", "--", "--ignored", "promtool"]);
-    let mut dashboards = cargo("test");
+    let mut dashboards = timed_test();
     dashboards.args(["-p", "lastgasp-tests", "--test", "dashboards", "--", "--ignored"]);
     dashboards.env(nats_server::ENVIRONMENT, &nats);
     let no_promtool = filtered.or_else(|| match debian::PROMTOOL.ensure() {
@@ -216,8 +238,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     } else {
         ("Infera itself, from a checkout", no_etcd)
     };
-    let mut peers = if absent.is_none() { systems::peers()? } else { cargo("test") };
-    peers.args((!arguments.peers).then_some("infera::")).env(SKIPPED, skipped_here());
+    let mut peers = if absent.is_none() { systems::peers(&["--config", TIMED])? } else { timed_test() };
+    peers.args((!arguments.peers).then_some("infera::"));
     steps.push(step(name, &mut peers, absent));
 
     let mut kernels = xtask();
@@ -228,14 +250,15 @@ fn run(arguments: &Arguments) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
     }
     steps.push(step("kernel, on Debian's kernels in QEMU", &mut kernels, needs_root.or(filtered)));
 
-    let mut demo = xtask();
-    let result: PathBuf = tools::target().join("demo.json");
-    demo.args(["demo", "--json"]).arg(&result);
+    // `cargo xtask demo` builds everything once more, in release mode, which takes minutes.
+    let mut demo = if arguments.long { xtask() } else { Command::new(tools::target().join("debug").join("demo")) };
     if arguments.long {
-        demo.args(["--kills", "200"]);
+        demo.args(["demo", "--kills", "200"]);
     }
+    let result: PathBuf = tools::target().join("demo.json");
+    demo.arg("--json").arg(&result).env(nats_server::ENVIRONMENT, &nats);
     steps.push(step("demo", &mut demo, filtered));
-    Ok(steps)
+    Ok(())
 }
 
 /// The object that `build-ebpf --check` has built, if its bytes are others than the committed
@@ -249,8 +272,8 @@ fn fresh_object() -> Option<PathBuf> {
 }
 
 fn cargo(subcommand: &str) -> Command {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).arg(subcommand);
+    let mut command = tools::cargo();
+    command.arg(subcommand);
     command
 }
 
@@ -260,68 +283,96 @@ fn xtask() -> Command {
     command
 }
 
+/// `cargo test`, which says how long each test took.
+fn timed_test() -> Command {
+    let mut command = cargo("test");
+    command.args(["--config", TIMED]);
+    command
+}
+
 /// Runs a step, shows what it prints, and counts the tests in it.
 fn step(name: &'static str, command: &mut Command, skip: Option<&'static str>) -> Step {
     if let Some(reason) = skip {
         eprintln!("==> {name}: SKIPPED, {reason}");
-        return Step { name, verdict: Verdict::Skipped(reason), passed: 0, failed: 0, took: Duration::ZERO };
+        return Step::without_tests(name, Verdict::Skipped(reason));
     }
-    eprintln!("==> {name}\n    {}", tools::shown(command));
+    // As one would type it: without what only this summary needs.
+    eprintln!("==> {name}\n    {}", tools::shown(command).replace(&format!(" --config {}", tools::quoted(TIMED)), ""));
     let begin = Instant::now();
-    let (mut passed, mut failed) = (0, 0);
-    let success = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
-        let output = child.stdout.take().map(BufReader::new);
-        for line in output.into_iter().flat_map(BufRead::lines) {
-            let line = line?;
-            if let Some((ok, not)) = counted(&line) {
-                passed += ok;
-                failed += not;
-            }
-            println!("{line}");
-        }
-        child.wait()
-    });
-    let verdict = match success {
-        Ok(status) if status.success() => Verdict::Passed,
-        Ok(_) => Verdict::Failed,
+    let mut tally = Tally::default();
+    let verdict = match counted(command, &mut tally) {
+        Ok(true) => Verdict::Passed,
+        Ok(false) => Verdict::Failed,
         Err(error) => {
             eprintln!("    {error}");
             Verdict::Failed
         }
     };
-    Step { name, verdict, passed, failed, took: begin.elapsed() }
+    Step { name, verdict, tally, took: begin.elapsed() }
 }
 
-/// Passed and failed of a line like `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
-fn counted(line: &str) -> Option<(usize, usize)> {
-    let rest = line.strip_prefix("test result: ")?;
-    let count = |what: &str| {
-        let before = rest.split(what).next()?;
-        before.split_whitespace().next_back()?.parse().ok()
-    };
-    Some((count(" passed")?, count(" failed")?))
+/// Whether the command ended well, and what became of the tests that it ran.
+fn counted(command: &mut Command, tally: &mut Tally) -> std::io::Result<bool> {
+    let skips = tempfile::NamedTempFile::new()?;
+    let mut child = command.env(SKIPPED, skips.path()).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().map(BufReader::new);
+    for line in output.into_iter().flat_map(|output| output.split(b'\n')) {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        tally.read(&line);
+        println!("{line}");
+    }
+    let status = child.wait()?;
+    tally.read_skips(&std::fs::read_to_string(skips.path())?);
+    Ok(status.success())
 }
 
-fn summary(steps: &[Step]) -> ExitCode {
-    println!("\n{:<38} {:<8} {:>7} {:>7} {:>9}", "step", "verdict", "passed", "failed", "took");
-    let (mut bad, mut skipped) = (false, false);
-    for Step { name, verdict, passed, failed, took } in steps {
-        let (word, why) = match verdict {
+/// A table of the steps, what was skipped and what failed by name, the slowest tests, and all sums in the last line.
+fn summary(steps: &[Step]) -> String {
+    let mut lines = Vec::new();
+    lines.push(format!(
+        "{:<38} {:<8} {:>7} {:>7} {:>7} {:>9}",
+        "step", "verdict", "passed", "failed", "skipped", "took"
+    ));
+    let mut all = Counts::default();
+    for step in steps {
+        let (word, why) = match step.verdict {
             Verdict::Passed => ("passed", ""),
             Verdict::Failed => ("FAILED", ""),
-            Verdict::Skipped(why) => ("SKIPPED", *why),
+            Verdict::Skipped(FILTERED) => ("left out", FILTERED),
+            Verdict::Skipped(why) => ("SKIPPED", why),
         };
-        bad |= matches!(verdict, Verdict::Failed);
-        skipped |= matches!(verdict, Verdict::Skipped(why) if *why != FILTERED);
-        let took = format!("{:.1} s", took.as_secs_f64());
-        println!("{name:<38} {word:<8} {passed:>7} {failed:>7} {took:>9}  {why}");
+        let Counts { passed, failed, skipped } = step.counts();
+        all.passed += passed;
+        all.failed += failed;
+        all.skipped += skipped;
+        let took = format!("{:.1} s", step.took.as_secs_f64());
+        let line = format!("{:<38} {word:<8} {passed:>7} {failed:>7} {skipped:>7} {took:>9}  {why}", step.name);
+        lines.push(line.trim_end().to_owned());
     }
-    for line in std::fs::read_to_string(skipped_here()).unwrap_or_default().lines() {
-        println!("skipped on this machine, and counted as passed above: {line}");
+    lines.push(String::new());
+    for Step { name, tally, .. } in steps {
+        lines.extend(tally.skips.iter().map(|Skip { test, reason }| format!("skipped: {name}: {test}: {reason}")));
+        lines.extend(tally.failures.iter().map(|test| format!("FAILED: {name}: {test}")));
     }
-    let (passed, failed) = steps.iter().fold((0, 0), |sum, step| (sum.0 + step.passed, sum.1 + step.failed));
-    println!("\n{passed} passed, {failed} failed");
-    match (bad, skipped) {
+    let timed = steps.iter().flat_map(|step| step.tally.times.iter().map(|(time, test)| (time, step.name, test)));
+    let mut timed: Vec<_> = timed.collect();
+    timed.sort_by(|one, other| other.cmp(one));
+    timed.truncate(SLOWEST);
+    if !timed.is_empty() {
+        lines.push("\nThe slowest tests:".to_owned());
+    }
+    lines.extend(timed.iter().map(|(time, name, test)| format!("{:>9.1} s  {name}: {test}", time.as_secs_f64())));
+    lines.push(format!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped));
+    lines.join("\n")
+}
+
+fn status(steps: &[Step]) -> ExitCode {
+    let any = |is: fn(&Verdict) -> bool| steps.iter().any(|step| is(&step.verdict));
+    match (
+        any(|verdict| matches!(verdict, Verdict::Failed)),
+        any(|verdict| matches!(verdict, Verdict::Skipped(why) if *why != FILTERED)),
+    ) {
         (true, _) => ExitCode::FAILURE,
         (false, true) => ExitCode::from(3),
         (false, false) => ExitCode::SUCCESS,
@@ -330,12 +381,50 @@ fn summary(steps: &[Step]) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::counted;
+    use super::*;
+
+    /// What `cargo test` does, as far as it is read here.
+    fn tests_of(name: &'static str, script: &str) -> Step {
+        step(name, Command::new("sh").args(["-c", script]), None)
+    }
 
     #[test]
-    fn the_closing_line_of_cargo_test_is_read() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out";
-        assert_eq!(counted(line), Some((12, 3)));
-        assert_eq!(counted("test core::a ... ok"), None);
+    fn a_run_is_summed_up_to_its_last_line() {
+        let mut steps = vec![
+            tests_of("build", "echo built"),
+            tests_of(
+                "kernel",
+                "printf 'oom::a\\tno memory cgroup\\n' >> $LASTGASP_SKIPPED; printf '\\377\\n'; \
+                 echo 'test oom::a ... ok <0.010s>'; echo 'test exit::b ... ok <2.500s>'; \
+                 echo 'test result: ok. 2 passed; 0 failed; 3 ignored; 0 measured; 0 filtered out'",
+            ),
+            // It has a file of its own: nobody skipped anything here.
+            tests_of("mock", "echo 'test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'"),
+            step("page", &mut Command::new("false"), Some("no chromium")),
+            step("demo", &mut Command::new("false"), Some(FILTERED)),
+        ];
+        let summary = summary(&steps);
+        assert!(summary.contains("skipped: kernel: oom::a: no memory cgroup\n"), "{summary}");
+        assert!(summary.contains("\n      2.5 s  kernel: exit::b\n      0.0 s  kernel: oom::a\n"), "{summary}");
+        assert_eq!(summary.lines().next_back(), Some("7 passed, 0 failed, 2 skipped"));
+        assert_eq!(status(&steps), ExitCode::from(3));
+        // What is left out was not asked for, and a test may skip itself.
+        steps.remove(3);
+        assert_eq!(status(&steps), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn a_step_that_fails_counts_whatever_it_printed() {
+        let steps = [tests_of("build", "exit 101")];
+        assert_eq!(summary(&steps).lines().next_back(), Some("0 passed, 1 failed, 0 skipped"));
+        assert_eq!(status(&steps), ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn only_the_ten_slowest_are_listed() {
+        let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo \"test t$i ... ok <$i.000s>\"; done";
+        let summary = summary(&[tests_of("unit", script)]);
+        assert!(summary.contains("12.0 s  unit: t12\n") && summary.contains("3.0 s  unit: t3\n"), "{summary}");
+        assert!(!summary.contains("unit: t2\n"), "{summary}");
     }
 }

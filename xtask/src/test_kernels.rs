@@ -202,8 +202,8 @@ fn need(program: &'static str, package: &'static str) -> Result<(), KernelsError
 }
 
 fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(tools::cargo());
-    command.current_dir(tools::workspace()).args(arguments);
+    let mut command = tools::cargo();
+    command.args(arguments);
     command
 }
 

@@ -50,9 +50,24 @@ pub(crate) fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// The cargo that runs this.
-pub(crate) fn cargo() -> PathBuf {
-    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+/// The cargo that runs this, in the workspace, with the variables that a person's has.
+///
+/// `cargo run` tells a program of the package that it is from. A cargo below it would take these variables for
+/// everybody's: ring's build script asks for some of them, so ring and all that is above it would be built anew
+/// whenever `cargo xtask` comes after a cargo of one's own, and again after that.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_a_package)) {
+        command.env_remove(name);
+    }
+    command.current_dir(workspace());
+    command
+}
+
+/// Whether cargo sets this variable for the package of a program that it runs (The Cargo Book, "Environment
+/// Variables").
+fn is_of_a_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// Whether this runs as root.
@@ -107,8 +122,9 @@ fn words(command: &Command) -> Vec<String> {
     std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect()
 }
 
-fn quoted(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
+/// A word as one would type it into a shell.
+pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.into_owned()
@@ -120,6 +136,16 @@ fn quoted(word: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Cargo has set these for this test too.
+    #[test]
+    fn cargo_is_not_told_of_this_package() {
+        assert!(env::var_os("CARGO_PKG_NAME").is_some() && env::var_os("CARGO_MANIFEST_DIR").is_some());
+        let cargo = cargo();
+        let removed: Vec<_> = cargo.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        assert!(removed.contains(&OsStr::new("CARGO_PKG_NAME")) && removed.contains(&OsStr::new("CARGO_MANIFEST_DIR")));
+        assert_eq!(cargo.get_current_dir(), Some(workspace().as_path()));
+    }
 
     #[test]
     fn a_command_is_shown_as_one_would_type_it() {

@@ -62,22 +62,21 @@ impl Ledgers {
         ledgers
     }
 
-    /// Waits until the record of a worker stands, or does not; returns since when.
+    /// Waits until the record of a worker stands, or does not, for as long as the server acknowledges any;
+    /// returns since when.
     pub(super) async fn is(&self, worker: WorkerId, listed: bool) -> Result<Instant, HarnessError> {
-        let what = if listed { "listed" } else { "withdrawn" };
-        let become_so = tokio::time::timeout(GIVE_UP, self.becomes(worker, listed)).await;
-        become_so.map_err(|_| HarnessError::GaveUp(format!("worker {} to be {what}", worker.0)))
-    }
-
-    async fn becomes(&self, worker: WorkerId, listed: bool) -> Instant {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&worker).copied();
             match known {
-                Some((at, is)) if is == listed => return at,
-                _ => changed.await,
+                Some((at, is)) if is == listed => return Ok(at),
+                _ if tokio::time::timeout(GIVE_UP, changed).await.is_err() => {
+                    let what = if listed { "listed" } else { "withdrawn" };
+                    return Err(HarnessError::GaveUp(format!("worker {} to be {what}", worker.0)));
+                }
+                _ => {}
             }
         }
     }

@@ -9,7 +9,7 @@ use lastgasp_router::nats::{self, Following, Settings};
 use lastgasp_router::proxy::Proxy;
 use lastgasp_router::workers::{Fate, Key, Listing, Workers};
 use lastgasp_tests::HarnessError;
-use lastgasp_tests::process::GIVE_UP;
+use lastgasp_tests::process::{GIVE_UP, Patience};
 
 /// One router.
 #[derive(Debug)]
@@ -43,21 +43,22 @@ impl Router {
         &self.proxy.workers
     }
 
-    /// Waits until so many workers may be chosen.
+    /// Waits until so many workers may be chosen, for as long as their number changes.
     pub(super) async fn knows(&mut self, count: usize) -> Result<(), HarnessError> {
-        let deadline = tokio::time::Instant::now() + GIVE_UP;
-        if tokio::time::timeout_at(deadline, self.following.listed()).await.is_err() {
+        if tokio::time::timeout(GIVE_UP, self.following.listed()).await.is_err() {
             return Err(HarnessError::GaveUp("a router to list the workers".to_owned()));
         }
         let mut changes = self.proxy.workers.changes();
+        let mut patience = Patience::new(self.proxy.workers.serving());
         loop {
             let known = self.proxy.workers.serving();
             if known == count {
                 return Ok(());
             }
+            let deadline = patience.ends(known);
             // A timeout alone is never seen while there is always a change.
-            let waited = tokio::time::timeout_at(deadline, changes.changed()).await;
-            if waited.is_err() || tokio::time::Instant::now() >= deadline {
+            let waited = tokio::time::timeout_at(deadline.into(), changes.changed()).await;
+            if waited.is_err() || Instant::now() >= deadline {
                 return Err(HarnessError::GaveUp(format!("a router to know {count} workers; it knows {known}")));
             }
         }

@@ -1,11 +1,11 @@
 //! Dynamo as it is installed from its packages: a frontend, two workers without a model (`dynamo.mocker`),
 //! and its discovery.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lastgasp_tests::etcd::Etcd;
+use lastgasp_tests::nats::free_port;
 use lastgasp_tests::process::{GIVE_UP, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -115,7 +115,7 @@ impl Dynamo {
         };
         let mut workers = Vec::new();
         for name in ["alpha", "beta"] {
-            let port = free_port();
+            let port = free_port().unwrap();
             let mut worker = command("dynamo.mocker");
             worker.arg("--model-path").arg(model).args(["--model-name", "tiny", "--speedup-ratio", SPEED]);
             // The mocker says so at no other time.
@@ -123,7 +123,7 @@ impl Dynamo {
             let process = Process::spawn(name, worker, folder).unwrap();
             workers.push(Worker { name, process, port, instance: String::new() });
         }
-        let port = free_port();
+        let port = free_port().unwrap();
         let mut frontend = command("dynamo.frontend");
         frontend.args(["--http-host", "127.0.0.1", "--http-port", &port.to_string()]);
         frontend.args(["--migration-limit", &migration_limit.to_string()]);
@@ -278,14 +278,4 @@ impl Worker {
 
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(20)).await;
-}
-
-/// Below those that the kernel gives away: Dynamo reads `DYN_SYSTEM_PORT` as 16 bits with a sign.
-fn free_port() -> u16 {
-    loop {
-        let port = fastrand::u16(20_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }

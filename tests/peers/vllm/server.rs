@@ -1,10 +1,11 @@
 //! One server of vLLM: a tree of processes.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lastgasp_tests::daemon::HealthConfig;
+use lastgasp_tests::nats::free_port;
 use lastgasp_tests::process::{Identity, Process};
 use nix::sys::signal::Signal;
 use tokio::process::Command;
@@ -125,10 +126,9 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Two that were free a moment ago.
+    /// Two that are free.
     pub(super) fn free(frontend: Frontend) -> Self {
-        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [http, grpc] = listeners.map(|listener| listener.local_addr().unwrap());
+        let [http, grpc] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap())));
         Self { frontend, http, grpc }
     }
 

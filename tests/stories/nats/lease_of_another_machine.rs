@@ -11,6 +11,8 @@ use super::stage::{NODE, Record, Stage};
 
 /// As the contract has it.
 const TTL: Duration = Duration::from_secs(6);
+/// Of the one that lives: it must not lapse where this test does not get to renewing it.
+const LONG_TTL: Duration = Duration::from_secs(600);
 
 fn foreign() -> NodeLease {
     NodeLease {
@@ -30,13 +32,13 @@ async fn while_it_lives_the_second_daemon_is_refused_and_writes_nothing() {
     let context = nats.jetstream().await.unwrap();
     let nodes = Bucket::open(&context, NODES_BUCKET, 1).await.unwrap();
     let value = foreign().to_json();
-    let mut revision = nodes.put(NODE, value.clone().into(), Expect::Absent, TTL).await.unwrap();
+    let mut revision = nodes.put(NODE, value.clone().into(), Expect::Absent, LONG_TTL).await.unwrap();
     let mut stage = Stage::at(&nats.url()).await;
     let exit = loop {
         tokio::select! {
             exit = stage.daemon.process.exited() => break exit.unwrap(),
             () = tokio::time::sleep(Duration::from_secs(1)) => {
-                revision = nodes.put(NODE, value.clone().into(), Expect::Revision(revision), TTL).await.unwrap();
+                revision = nodes.put(NODE, value.clone().into(), Expect::Revision(revision), LONG_TTL).await.unwrap();
             }
         }
     };

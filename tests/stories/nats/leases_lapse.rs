@@ -19,6 +19,10 @@ use super::stage::{ENGINE, SERVING};
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
+/// As the contract has it: twelve times as long as it takes to the next renewal, so that it does not lapse on a
+/// busy machine.
+const TTL: Duration = Duration::from_secs(6);
+
 /// Keeps a node's lease for as long as its daemon would.
 fn daemon(bucket: &Bucket, node: &'static str) -> JoinHandle<()> {
     let bucket = bucket.clone();
@@ -28,7 +32,7 @@ fn daemon(bucket: &Bucket, node: &'static str) -> JoinHandle<()> {
         let lease = NodeLease { schema: 1, node: node_name, machine_id, boot_id, pid: 1, start_ticks: 1 }.to_json();
         let mut expect = Expect::Absent;
         loop {
-            let revision = bucket.put(node, lease.clone().into(), expect, Duration::from_secs(2)).await.unwrap();
+            let revision = bucket.put(node, lease.clone().into(), expect, TTL).await.unwrap();
             expect = Expect::Revision(revision);
             tokio::time::sleep(Duration::from_millis(500)).await;
         }

@@ -3,7 +3,6 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use super::{BuildError, toolchain::Toolchain};
@@ -22,9 +21,8 @@ const ARCHITECTURE: &str = r#"--cfg=bpf_target_arch="x86_64""#;
 pub(super) fn build(toolchain: &Toolchain) -> Result<Vec<u8>, BuildError> {
     let workspace = tools::workspace();
     let folder = tools::target().join("ebpf").join("cargo");
-    let mut command = Command::new(tools::cargo());
+    let mut command = tools::cargo();
     command
-        .current_dir(&workspace)
         .env("RUSTC", &toolchain.rustc.path)
         // The compiler may be a stable one, and `build-std` is not.
         .env("RUSTC_BOOTSTRAP", "1")

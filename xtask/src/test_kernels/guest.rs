@@ -1,17 +1,22 @@
 //! A kernel in QEMU, and what it says on its serial line.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::{Boot, KernelsError, image::Kernel, io};
+use crate::test::SKIPPED;
 
 /// Begins the line with the exit status of the tests.
 pub(super) const VERDICT: &str = "lastgasp-tests-ended-with=";
 
-/// Boots, shows what the guest prints, and returns the exit status of its tests.
+/// Begins a line of the file of tests that skipped themselves.
+pub(super) const SKIP: &str = "lastgasp-test-skipped=";
+
+/// Boots, shows what the guest prints, hands on which tests skipped themselves, and returns the exit status of
+/// its tests.
 pub(super) fn run(kernel: &Kernel, initramfs: &Path, boot: Boot, timeout: Duration) -> Result<i32, KernelsError> {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", "-nographic", "-no-reboot"]);
@@ -28,11 +33,15 @@ pub(super) fn run(kernel: &Kernel, initramfs: &Path, boot: Boot, timeout: Durati
         }
     });
     let deadline = Instant::now() + timeout;
-    let mut verdict = None;
+    let (mut verdict, mut skips) = (None, String::new());
     while let Ok(line) = said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        match line.strip_prefix(VERDICT) {
-            Some(status) => verdict = status.parse().ok(),
-            None => println!("{line}"),
+        if let Some(status) = line.strip_prefix(VERDICT) {
+            verdict = status.parse().ok();
+        } else if let Some(skip) = line.strip_prefix(SKIP) {
+            skips += skip;
+            skips += "\n";
+        } else {
+            println!("{line}");
         }
     }
     // It has powered itself off, or hangs.
@@ -40,5 +49,13 @@ pub(super) fn run(kernel: &Kernel, initramfs: &Path, boot: Boot, timeout: Durati
     guest.wait().map_err(io("qemu-system-x86_64"))?;
     drop(said);
     let _ = reader.join();
+    hand_on(&skips).map_err(io(SKIPPED))?;
     verdict.ok_or(KernelsError::NoVerdict(timeout))
+}
+
+/// Writes these lines into this machine's file of skips, if `cargo xtask test` has made one.
+fn hand_on(skips: &str) -> std::io::Result<()> {
+    let Some(path) = std::env::var_os(SKIPPED) else { return Ok(()) };
+    let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
+    file.write_all(skips.as_bytes())
 }

@@ -108,13 +108,18 @@ fn script(kernel: &Path, guest: &Path, filter: Option<&str>) -> String {
         "ip link set lo up",
         "uname -r",
         "export LASTGASP_GUEST=1",
+        "export LASTGASP_SKIPPED=/tmp/skipped; : > $LASTGASP_SKIPPED",
+        // Only libtest asks for it: for how long each test takes.
+        "export RUSTC_BOOTSTRAP=1",
         "cd /tmp",
         "status=0",
     ] {
         line(text, &mut script);
     }
     let filter = filter.map(|filter| format!(" '{}'", filter.replace('\'', ""))).unwrap_or_default();
-    let run = |program: &Path, options: &str| format!("{} {options}{filter} 2>&1 || status=$?", program.display());
+    let timed = "-Zunstable-options --report-time";
+    let run =
+        |program: &Path, options: &str| format!("{} {timed} {options}{filter} 2>&1 || status=$?", program.display());
     line("case $stories in", &mut script);
     line(&format!("kernel) {};;", run(kernel, "--test-threads=2")), &mut script);
     // Each of these has the machine for itself.
@@ -126,6 +131,10 @@ fn script(kernel: &Path, guest: &Path, filter: Option<&str>) -> String {
         line(&format!("{stories}) {};;", run(guest, &format!("--test-threads=1 {others}"))), &mut script);
     }
     line("*) status=1;;\nesac", &mut script);
+    line(
+        &format!("while IFS= read -r line; do echo \"{}$line\"; done < $LASTGASP_SKIPPED", super::guest::SKIP),
+        &mut script,
+    );
     line(&format!("echo {}$status", super::guest::VERDICT), &mut script);
     line("poweroff -f", &mut script);
     String::from_utf8_lossy(&script).into_owned()
@@ -165,12 +174,12 @@ mod tests {
         let script = script(Path::new("/somewhere/kernel"), Path::new("/somewhere/guest"), Some("signal::"));
         assert!(script.starts_with("#!/bin/sh\n"));
         assert!(
-            script.contains("\nkernel) /somewhere/kernel --test-threads=2 'signal::' 2>&1 || status=$?;;\n"),
+            script
+                .contains("/kernel -Zunstable-options --report-time --test-threads=2 'signal::' 2>&1 || status=$?;;\n"),
             "{script}"
         );
         assert!(
-            script
-                .contains("\nmachine) /somewhere/guest --test-threads=1 --skip lockdown:: --skip suspend:: 'signal::'"),
+            script.contains(" --report-time --test-threads=1 --skip lockdown:: --skip suspend:: 'signal::' 2>&1"),
             "{script}"
         );
         assert!(script.ends_with("poweroff -f\n"));
