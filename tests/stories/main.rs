@@ -47,5 +47,6 @@ mod stopped_engine;
 mod supervisor_terminated;
 mod systemd;
 mod two_workers_of_one_process;
+mod unread_log;
 mod unrelated_child_exits;
 mod whole_tree_killed;
