@@ -32,6 +32,7 @@ mod nats_credentials;
 mod nats_down_at_the_death;
 mod nats_permissions;
 mod notices;
+mod observer;
 mod on_lost;
 mod operator_asks;
 mod operator_drains;

@@ -242,7 +242,14 @@ impl Supervisor {
                 self.deaths.over(*worker, cause, now);
                 self.deaths.remaining(*worker, self.remaining(*worker));
             }
-            if !observed_only {
+            if observed_only {
+                let record = match action {
+                    Action::Drain => "list it as draining",
+                    Action::Move => "withdraw its record",
+                };
+                let would = format!("would {record} and signal {what}");
+                self.deaths.moment(*worker, MomentKind::Effect, "observed", would, now);
+            } else {
                 if *action == Action::Move {
                     self.workers[*worker].death = Some(certificate.clone());
                 }
