@@ -6,12 +6,13 @@ mod manual;
 mod output;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use lastgasp_process::log::{Flush, last_words};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, ROUTERS_BUCKET, WORKERS_BUCKET};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -395,9 +396,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
             let exit = error.exit();
             match error {
                 // Each line begins with its place, as compilers write it, so that editors find it.
-                CliError::Config(ConfigError::Invalid(_)) => drop(writeln!(log::Stderr, "{error}")),
+                CliError::Config(ConfigError::Invalid(_)) => last_words(format!("{error}\n")),
                 _ if exit == Exit::Clean => {}
-                _ => drop(writeln!(log::Stderr, "lastgasp: {error}")),
+                _ => last_words(format!("lastgasp: {error}\n")),
             }
             exit
         }
@@ -411,7 +412,7 @@ fn run(args: RunArgs) -> Result<(), CliError> {
     let (mut config, mut warnings) = config.load()?;
     warnings.extend(config.misfits());
     let sidecar = sidecar.options(&mut config)?;
-    start_logging(&log, log_format)?;
+    let _flush = start_logging(&log, log_format)?;
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
@@ -419,15 +420,17 @@ fn run(args: RunArgs) -> Result<(), CliError> {
     Ok(supervisor::run(config, RunOptions { ready_file, warnings, sidecar })?)
 }
 
-fn start_logging(filter: &str, format: LogFormat) -> Result<(), CliError> {
+fn start_logging(filter: &str, format: LogFormat) -> Result<Flush, CliError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|error| CliError::LogFilter { filter: filter.to_owned(), error })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Stderr);
+    let (lines, flush) = log::start().map_err(|source| RunError::Io { what: "the log's thread", source })?;
+    // What goes wrong with the log itself is not said on standard error either, where that would be waited for.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false).with_writer(lines);
     match format {
         LogFormat::Text => builder.with_ansi(style(&io::stderr()) == Style::Coloured).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
     }
-    Ok(())
+    Ok(flush)
 }
 
 // === check-config ===

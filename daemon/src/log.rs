@@ -1,26 +1,31 @@
-//! The log goes to standard error. That it cannot be written, because a disk is full or its reader is
-//! gone, is counted and is no reason to end.
+//! The log, and how it says what went wrong.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
-static LOST: AtomicU64 = AtomicU64::new(0);
+use caps::CapSet;
+use lastgasp_process::log::{self, Flush};
+use tracing_appender::non_blocking::NonBlocking;
 
-/// Standard error, where no write fails.
-#[derive(Debug)]
-pub struct Stderr;
+/// Lost lines that were told of.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-impl Write for Stderr {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if io::stderr().write_all(line).is_err() {
-            LOST.fetch_add(1, Ordering::Relaxed);
+/// Starts the thread that writes the log. It holds no capability, whatever this process keeps: a thread has
+/// those of the one that started it.
+///
+/// # Errors
+/// There can be no further thread.
+pub fn start() -> io::Result<(NonBlocking, Flush)> {
+    let start = || {
+        for set in [CapSet::Ambient, CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
+            // Less is always permitted; kernels without ambient capabilities have none to clear.
+            let _ = caps::clear(None, set);
         }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+        log::start()
+    };
+    let started = thread::Builder::new().name("lastgasp-log".to_owned()).spawn(start)?;
+    started.join().map_err(|_| io::Error::other("no thread for the log"))
 }
 
 /// An error and what caused it, as people are told of it.
@@ -29,8 +34,9 @@ pub fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// How many lines could not be written since this was asked last.
+/// How many lines were lost since this was asked last.
 #[must_use]
 pub fn take_lost() -> u64 {
-    LOST.swap(0, Ordering::Relaxed)
+    let lost = log::lost();
+    lost - TAKEN.swap(lost, Ordering::Relaxed).min(lost)
 }

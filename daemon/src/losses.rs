@@ -37,7 +37,7 @@ pub enum Loss {
     Moment,
     /// A record that the server refuses to write or delete. It is tried again; somebody has to act.
     RefusedRecord,
-    /// Lines of the log that could not be written.
+    /// Lines of the log that could not be written, or that nobody read in time.
     Log,
     /// A signal to routers that could not be published. The record's deletion says the same.
     Signal,

@@ -240,6 +240,8 @@ pub struct Bucket {
     context: jetstream::Context,
     name: &'static str,
     replicas: usize,
+    /// It may be made again: see [`Self::again`].
+    made: bool,
     stream: stream::Stream,
 }
 
@@ -251,7 +253,7 @@ impl Bucket {
     pub async fn open(context: &jetstream::Context, name: &'static str, replicas: usize) -> Result<Self, OpenError> {
         // Two daemons may race here; the server accepts the same configuration twice.
         if let Some(bucket) = Self::existing(context, name).await? {
-            return Ok(Self { replicas, ..bucket });
+            return Ok(Self { replicas, made: true, ..bucket });
         }
         let (client, (major, minor)) = (context.client(), OLDEST_SERVER);
         if !client.is_server_compatible(i64::from(major), i64::from(minor), 0) {
@@ -267,7 +269,7 @@ impl Bucket {
             }
             made => made.map_err(|error| unavailable(error.into()))?,
         };
-        Ok(Self { context: context.clone(), name, replicas, stream })
+        Ok(Self { context: context.clone(), name, replicas, made: true, stream })
     }
 
     /// Opens a bucket that is there, and makes nothing: `None` if there is none.
@@ -282,15 +284,16 @@ impl Bucket {
         };
         check(stream.cached_info()).map_err(|shape| OpenError::Misshapen { bucket: name, shape })?;
         let replicas = stream.cached_info().config.num_replicas;
-        Ok(Some(Self { context: context.clone(), name, replicas, stream }))
+        Ok(Some(Self { context: context.clone(), name, replicas, made: false, stream }))
     }
 
-    /// Makes the bucket again if it was deleted. A handle of the old one stands for the new one too.
+    /// Makes the bucket again if it was deleted. A handle of the old one stands for the new one too. One that was
+    /// opened by [`Self::existing`] is never made.
     ///
     /// # Errors
     /// As for [`Self::open`].
     pub async fn again(&self) -> Result<(), OpenError> {
-        Self::open(&self.context, self.name, self.replicas).await.map(drop)
+        if self.made { Self::open(&self.context, self.name, self.replicas).await.map(drop) } else { Ok(()) }
     }
 
     /// Lets a bucket that an earlier version made, or a person, have as many consumers as one that is made now.

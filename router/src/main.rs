@@ -31,15 +31,18 @@ async fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
+    let (lines, flush) = lastgasp_process::log::start();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         // A log that cannot be written, on a disk that is full, is no reason to end.
         .log_internal_errors(false)
-        .with_writer(std::io::stderr);
+        .with_writer(lines);
     match args.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
-    app::run(args).await
+    let exit = app::run(args).await;
+    drop(flush);
+    exit
 }

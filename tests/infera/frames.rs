@@ -4,7 +4,7 @@ use async_nats::HeaderMap;
 use lastgasp::notify::NoticeKind;
 use lastgasp_protocol::CauseKind;
 
-use crate::notices::name;
+use crate::notices::{self, name};
 use crate::sink::Sink;
 use crate::standin::{Wire, cancel_subject, error_frame, request_subject};
 
@@ -49,6 +49,31 @@ async fn a_worker_that_was_asked_to_leave_is_told_of_in_infera_s_own_words() {
         sink.remembers("alpha", 1).await;
         sink.lose(&["alpha"], kind).await;
         assert_eq!(wire.message(), error_frame("_INBOX.one", 0, "infera: worker draining"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hands_over_and_lives_loses_only_what_can_be_moved() {
+    let mut sink = Sink::watching(&[ALPHA], 100, None).await;
+    let mut wire = Wire::hearing(&sink.nats.url(), &["_INBOX.>", &cancel_subject(ALPHA.1)]);
+    sink.ask_for(ALPHA.1, "_INBOX.movable", r#"{"migratable": true, "body": {"messages": []}}"#).await;
+    sink.ask_for(ALPHA.1, "_INBOX.two", r#"{"migratable": true, "body": {"n": 2}}"#).await;
+    sink.ask_for(ALPHA.1, "_INBOX.limit0", r#"{"migratable": false, "body": {}}"#).await;
+    sink.remembers("alpha", 3).await;
+
+    let text = "infera: worker draining";
+    assert_eq!(sink.notifier.hands_over(&notices::lost(&["alpha"], CauseKind::Commanded)), 1);
+
+    assert_eq!(sink.done().await, format!("10.0.0.1:8080: 1 of 1 inboxes told \"{text}\"; 2 go on"));
+    assert_eq!(wire.message(), error_frame("_INBOX.movable", 0, text));
+    assert_eq!(wire.message(), format!("MSG {} 1 14\r\n_INBOX.movable\r\n", cancel_subject(ALPHA.1)));
+    // It answers what comes now by itself.
+    sink.ask(ALPHA.1, "_INBOX.new").await;
+    sink.remembers("alpha", 3).await;
+    let text = "lastgasp: worker lost (process_killed)";
+    sink.lose(&["alpha"], CauseKind::ProcessKilled).await;
+    for inbox in ["_INBOX.new", "_INBOX.limit0", "_INBOX.two"] {
+        assert_eq!(wire.message(), error_frame(inbox, 0, text));
     }
 }
 

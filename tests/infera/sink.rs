@@ -74,7 +74,12 @@ impl Sink {
 
     /// Asks as Infera's router does.
     pub(crate) async fn ask(&self, id: &str, inbox: &'static str) {
-        self.client.publish_with_reply(request_subject(id), inbox, r#"{"stream":true}"#.into()).await.unwrap();
+        self.ask_for(id, inbox, r#"{"stream":true}"#).await;
+    }
+
+    /// The same, with this request.
+    pub(crate) async fn ask_for(&self, id: &str, inbox: &'static str, request: &'static str) {
+        self.client.publish_with_reply(request_subject(id), inbox, request.into()).await.unwrap();
     }
 
     pub(crate) fn remembered(&self, worker: &str) -> i64 {

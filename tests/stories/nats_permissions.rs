@@ -37,8 +37,26 @@ struct Site {
 impl Site {
     /// With the buckets, which the administrator has made.
     async fn new() -> Self {
+        Self::under(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/nats/lastgasp.conf")).await
+    }
+
+    /// The same, where gpu-a may write nothing but its certificates.
+    async fn where_gpu_a_may_not_write() -> Self {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/nats/lastgasp.conf");
+        let mut text = std::fs::read_to_string(shipped).unwrap();
+        for subject in ["$KV.lastgasp_workers.gpu-a.*", "$KV.lastgasp_nodes.gpu-a", "lastgasp.v1.migrate.gpu-a"] {
+            let allowed = format!("\"{subject}\"");
+            let at = text.find(&allowed).unwrap();
+            text.replace_range(at..at + allowed.len(), "");
+        }
         let folder = tempfile::tempdir().unwrap();
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/nats/lastgasp.conf");
+        let narrow = folder.path().join("narrow.conf");
+        std::fs::write(&narrow, text).unwrap();
+        Self::under(narrow).await
+    }
+
+    async fn under(config: PathBuf) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let variables: Vec<(String, String)> = USERS
             .iter()
             .map(|user| (format!("LASTGASP_{}_PASSWORD", user.to_uppercase().replace('-', "_")), password(user)))
@@ -126,6 +144,33 @@ async fn a_kill_is_withdrawn_and_a_stream_is_moved() {
     tokio::time::timeout(GIVE_UP, recalled).await.expect("its own certificates can be read");
     // Nothing was asked for that is not allowed: the permissions are wide enough.
     drop((router, daemon));
+    let log = site.log();
+    assert!(!log.contains("Violation"), "{log}");
+}
+
+/// An observer needs no right to write a record, a lease or a signal.
+#[tokio::test]
+async fn a_node_that_may_not_write_can_observe() {
+    let site = Site::where_gpu_a_may_not_write().await;
+    let (path, url) = (site.folder.path(), site.nats.url());
+    let engine = Engine::start("alpha", &[], path).await.unwrap();
+    let mut config = DaemonConfig::new("gpu-a", &url, "required", path)
+        .with_nats("user", "gpu-a")
+        .with_nats("password_file", site.password_file("gpu-a").to_str().unwrap())
+        .with(&engine);
+    config.mode = "observe";
+    let daemon = Daemon::start(&config, path).await.unwrap();
+    let serves = |status: &Value| status["workers"][0]["state"] == "serving" && status["nats"] == "connected";
+    daemon.status_when("alpha serves", serves).await.unwrap();
+
+    engine.signal_core(Signal::SIGKILL);
+
+    let discovery = Discovery::over(async_nats::jetstream::new(site.client("admin").await), 1).await.unwrap();
+    let certificate = discovery.certificate("alpha", |_| true).await.unwrap();
+    assert!(certificate.observed_only);
+    let status = daemon.status().await.unwrap();
+    assert_eq!((&status["degraded"], &status["losses"]), (&json!([]), &json!([])), "{status:#}");
+    drop(daemon);
     let log = site.log();
     assert!(!log.contains("Violation"), "{log}");
 }

@@ -58,6 +58,14 @@ impl Scene {
         Self::made("required", &[], |config| config, command).await
     }
 
+    /// As [`Scene::started_by`], with something changed in the daemon's configuration.
+    pub(crate) async fn configured_and_started_by(
+        change: impl FnOnce(DaemonConfig) -> DaemonConfig,
+        command: Command,
+    ) -> Self {
+        Self::made("required", &[], change, command).await
+    }
+
     async fn made(
         ebpf: &'static str,
         arguments: &[&str],

@@ -72,7 +72,7 @@ pub static SCHEMA: &[Setting] = &[
         "mode",
         OneOf(&["enforce", "observe"]),
         "enforce",
-        "`observe` decides, certifies and counts, but changes nothing.",
+        "`observe` decides, certifies and counts, but changes nothing. It writes nothing to NATS but certificates, and those only where their stream is.",
     ),
     fixed(
         "priority",

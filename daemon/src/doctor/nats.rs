@@ -7,7 +7,7 @@ use lastgasp_protocol::kv::{Bucket, OpenError, Value};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, NodeLease, ROUTERS_BUCKET, WORKERS_BUCKET};
 
 use super::{Area, Finding, Verdict};
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::core::ProcessId;
 use crate::effects::{lease, nats};
 use crate::sensors::proc;
@@ -46,12 +46,12 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     }
     for name in [WORKERS_BUCKET, NODES_BUCKET, ROUTERS_BUCKET] {
         let bucket = Bucket::existing(&context, name).await;
-        findings.push(shape(name, bucket.as_ref()));
+        findings.push(shape(name, bucket.as_ref(), config.mode));
         if let (NODES_BUCKET, Ok(Some(bucket))) = (name, &bucket) {
             findings.push(holder(config, bucket).await);
         }
     }
-    findings.push(deaths(&context).await);
+    findings.push(deaths(&context, config.mode).await);
     findings
 }
 
@@ -72,10 +72,18 @@ fn server(url: &str, version: &str, has_message_ttl: bool) -> Finding {
     }
 }
 
-fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>) -> Finding {
+/// Of something that is not there.
+const fn missing(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforce => "not there yet; the daemon makes it",
+        Mode::Observe => "not there; the daemon makes it once its mode is \"enforce\"",
+    }
+}
+
+fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>, mode: Mode) -> Finding {
     match bucket {
         Ok(Some(_)) => new(name, Verdict::Fine, "there, with per-message TTL"),
-        Ok(None) => new(name, Verdict::Note, "not there yet; the daemon makes it"),
+        Ok(None) => new(name, Verdict::Note, missing(mode)),
         Err(error @ OpenError::OldServer { .. }) => {
             new(name, Verdict::Broken, error.to_string()).fix(error.fault().fix())
         }
@@ -88,12 +96,10 @@ fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>) -> Finding {
     }
 }
 
-async fn deaths(context: &jetstream::Context) -> Finding {
+async fn deaths(context: &jetstream::Context, mode: Mode) -> Finding {
     match context.get_stream(DEATHS_STREAM).await {
         Ok(_) => new(DEATHS_STREAM, Verdict::Fine, "there"),
-        Err(error) if lastgasp_protocol::kv::is_missing(&error) => {
-            new(DEATHS_STREAM, Verdict::Note, "not there yet; the daemon makes it")
-        }
+        Err(error) if lastgasp_protocol::kv::is_missing(&error) => new(DEATHS_STREAM, Verdict::Note, missing(mode)),
         Err(error) => {
             let detail = format!("cannot be asked for: {error}; death certificates are not kept on the server");
             new(DEATHS_STREAM, Verdict::Degraded, detail)
@@ -113,6 +119,9 @@ async fn holder(config: &Config, bucket: &Bucket) -> Finding {
         Value::Deleted | Value::Expired => None,
     });
     match (lease, lease::own_lease(config.node.clone())) {
+        (None, _) if config.mode == Mode::Observe => {
+            new(name, Verdict::Fine, "nobody holds it; a daemon in mode \"observe\" does not take it")
+        }
         (None, _) => new(name, Verdict::Fine, "nobody holds it; the daemon takes it at its start"),
         (Some(holder), Ok(own)) => judge(&name, &holder, &own),
         (Some(_), Err(error)) => {
@@ -155,9 +164,10 @@ mod tests {
 
     #[test]
     fn a_bucket_is_made_by_the_daemon_and_may_not_be_of_another_shape() {
-        assert_eq!(shape("b", Ok(&None)).verdict, Verdict::Note);
+        assert_eq!(shape("b", Ok(&None), Mode::Enforce).verdict, Verdict::Note);
         assert_eq!(
-            shape("b", Err(&OpenError::Misshapen { bucket: "b", shape: Misshapen::NoMessageTtl })).verdict,
+            shape("b", Err(&OpenError::Misshapen { bucket: "b", shape: Misshapen::NoMessageTtl }), Mode::Enforce)
+                .verdict,
             Verdict::Broken
         );
     }

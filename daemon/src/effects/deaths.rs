@@ -9,6 +9,7 @@ use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use jiff::{SignedDuration, Timestamp};
+use lastgasp_protocol::kv::is_missing;
 use lastgasp_protocol::{
     Answer, Cause, Certificate, Container, Counts, Incarnation, Moment, Name, Orphan, Phase, SCHEMA,
 };
@@ -426,15 +427,18 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::fro
 #[derive(Debug, Clone)]
 pub struct Archive {
     context: watch::Receiver<Option<jetstream::Context>>,
+    /// Where there is no stream for them, they stay with this daemon.
+    only_where_there: bool,
     room: Arc<Semaphore>,
     metrics: Metrics,
 }
 
 impl Archive {
-    /// An archive on the server of this context, once there is one.
+    /// An archive on the server of this context, once there is one. An observer's certificates go there only
+    /// where their stream is: `only_where_there`.
     #[must_use]
-    pub fn new(context: watch::Receiver<Option<jetstream::Context>>, metrics: Metrics) -> Self {
-        Self { context, room: Arc::new(Semaphore::new(MAX_UNKEPT)), metrics }
+    pub fn new(context: watch::Receiver<Option<jetstream::Context>>, only_where_there: bool, metrics: Metrics) -> Self {
+        Self { context, only_where_there, room: Arc::new(Semaphore::new(MAX_UNKEPT)), metrics }
     }
 
     /// What keeps one, to be spawned. If too many others wait, it is lost to the server, and counted; the
@@ -448,6 +452,7 @@ impl Archive {
         let subject = lastgasp_protocol::death_subject(&certificate.node, &certificate.worker);
         let payload = Bytes::from(certificate.to_json());
         let (mut context, id) = (self.context.clone(), certificate.certificate.clone());
+        let only_where_there = self.only_where_there;
         Some(async move {
             let mut pause = BACKOFF.0;
             loop {
@@ -455,12 +460,12 @@ impl Archive {
                     return;
                 };
                 let Some(context) = context else { return };
-                let published = match context.publish(subject.clone(), payload.clone()).await {
-                    Ok(acknowledgement) => acknowledgement.await.map(drop),
-                    Err(error) => Err(error),
-                };
-                match published {
-                    Ok(()) => break,
+                match publish(&context, subject.clone(), payload.clone(), only_where_there).await {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        tracing::debug!(certificate = id, "certificate kept here alone: there is no stream for it");
+                        return;
+                    }
                     Err(error) => tracing::warn!(%error, certificate = id, "certificate not kept yet"),
                 }
                 tokio::time::sleep(pause).await;
@@ -470,6 +475,23 @@ impl Archive {
             drop(room);
         })
     }
+}
+
+/// `false`: there is no stream for it, and it went nowhere.
+async fn publish(
+    context: &jetstream::Context,
+    subject: String,
+    payload: Bytes,
+    only_where_there: bool,
+) -> Result<bool, async_nats::Error> {
+    if only_where_there {
+        match context.get_stream(lastgasp_protocol::DEATHS_STREAM).await {
+            Err(error) if is_missing(&error) => return Ok(false),
+            found => _ = found?,
+        }
+    }
+    context.publish(subject, payload).await?.await?;
+    Ok(true)
 }
 
 /// Reads the certificates of this node that the server keeps, oldest first: `each` gets the id and

@@ -23,6 +23,8 @@ pub enum LeaseEvent {
     Waiting(String),
     /// Somebody else holds it. The daemon must end.
     Refused(String),
+    /// It is left alone: the daemon only observes.
+    NotTaken,
 }
 
 /// Acquires the lease and renews it for as long as the daemon runs.

@@ -27,6 +27,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 const INSPECTION: Duration = Duration::from_secs(30);
 /// What is worse for a bucket that is not as it was asked for.
 const AS_FOUND: &str = "it is used as it is";
+/// What is worse for a bucket that an observer cannot read.
+const NOT_READ: &str = "nothing of it is known here; this node changes nothing anyhow (mode = \"observe\")";
 /// How long certificates are kept.
 const DEATHS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -192,6 +194,42 @@ pub async fn keep_open(
     }
 }
 
+/// For an observer: looks for the two buckets that are read, every [`INSPECTION`], and tells of each once it is
+/// there. One that is not there is no fault, and is not made.
+pub async fn look_for(
+    client: Client,
+    mut link: watch::Receiver<Link>,
+    standing: Standing,
+    workers: watch::Sender<Option<Bucket>>,
+    routers: watch::Sender<Option<Bucket>>,
+) {
+    let context = context(client);
+    loop {
+        if link.wait_for(|link| *link == Link::Connected).await.is_err() {
+            return;
+        }
+        for (name, found) in [(WORKERS_BUCKET, &workers), (ROUTERS_BUCKET, &routers)] {
+            let what = format!("bucket {name}");
+            match Bucket::existing(&context, name).await {
+                Ok(bucket) => {
+                    standing.good(&what);
+                    found.send_if_modified(|found| {
+                        let first = found.is_none() && bucket.is_some();
+                        *found = found.take().or(bucket);
+                        first
+                    });
+                }
+                Err(error) => standing.bad(&what, error.fault(), error.to_string(), NOT_READ),
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(jittered(INSPECTION)) => {}
+            // Another server may have other buckets.
+            lost = link.changed() => if lost.is_err() { return },
+        }
+    }
+}
+
 /// The buckets, if all of them can be used.
 async fn inspect(
     client: &Client,
@@ -232,7 +270,9 @@ async fn inspect(
     Some(buckets)
 }
 
-fn context(client: Client) -> jetstream::Context {
+/// JetStream over this connection.
+#[must_use]
+pub fn context(client: Client) -> jetstream::Context {
     jetstream::context::ContextBuilder::new().ack_timeout(ACK_TIMEOUT).build(client)
 }
 

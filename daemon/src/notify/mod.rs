@@ -266,7 +266,13 @@ impl Notifier {
         self.tell_inferas(&infera::Command::Recovers(worker.clone()));
     }
 
-    /// These are withdrawn, for one cause. How many reports will come of each.
+    /// These are withdrawn for one cause, still run, and hand over what can be moved. How many reports will
+    /// come of each.
+    pub fn hands_over(&self, leaving: &[Lost]) -> usize {
+        self.tell_inferas(&infera::Command::HandsOver(leaving.to_vec()))
+    }
+
+    /// These are over and withdrawn, for one cause. How many reports will come of each.
     pub fn lost(&self, lost: &[Lost]) -> usize {
         self.tell_inferas(&infera::Command::Lost(lost.to_vec()))
     }

@@ -17,6 +17,14 @@ use crate::sensors::proc;
 use super::Supervisor;
 use super::notices::Aftermath;
 
+/// How a listing ends.
+pub(super) struct Ending {
+    cause: Cause,
+    mode: Mode,
+    /// When the evidence behind it was seen.
+    evidence_at: Nanos,
+}
+
 /// A signal that this turn of the loop owes. Those with the same cause become one message.
 pub(super) struct Outgoing {
     listing: Listing,
@@ -55,7 +63,8 @@ impl Supervisor {
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
                         self.workers[listing.worker].told = Some((listing.incarnation.clone(), listing.epoch));
-                        self.workers[listing.worker].ending = Some((cause.clone(), evidence_at));
+                        let mode = mode.unwrap_or(Mode::Lost);
+                        self.workers[listing.worker].ending = Some(Ending { cause: cause.clone(), mode, evidence_at });
                     }
                     self.outgoing.push(Outgoing { listing, action, mode, cause, evidence_at });
                 }
@@ -233,13 +242,28 @@ impl Supervisor {
                 self.deaths.over(*worker, cause, now);
                 self.deaths.remaining(*worker, self.remaining(*worker));
             }
-            if !observed_only {
+            if observed_only {
+                let record = match action {
+                    Action::Drain => "list it as draining",
+                    Action::Move => "withdraw its record",
+                };
+                let would = format!("would {record} and signal {what}");
+                self.deaths.moment(*worker, MomentKind::Effect, "observed", would, now);
+            } else {
                 if *action == Action::Move {
                     self.workers[*worker].death = Some(certificate.clone());
                 }
                 self.metrics.evidence_to_signalled.observe(now.since(*evidence_at).as_secs_f64());
                 self.deaths.moment(*worker, MomentKind::Effect, "signalled", what.to_owned(), now);
             }
+        }
+        if !observed_only && *mode == Some(Mode::Lost) {
+            for Outgoing { listing, cause, .. } in group {
+                if !self.workers[listing.worker].withdrawing {
+                    self.notify_over(listing.worker, &listing.incarnation, cause);
+                }
+            }
+            self.tell_withdrawn();
         }
     }
 
@@ -333,17 +357,18 @@ impl Supervisor {
                 }
                 slot.revision = revision.unwrap_or(slot.revision);
                 let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
-                let cause = slot.ending.take();
-                let kind = cause.as_ref().map_or("unknown", |(cause, _)| cause.kind.as_str());
+                let ending = slot.ending.take();
+                let kind = ending.as_ref().map_or("unknown", |ending| ending.cause.kind.as_str());
                 self.metrics.withdrawals.with_label_values(&[kind, outcome]).inc();
-                if let Some((_, at)) = &cause {
-                    self.metrics.evidence_to_withdrawn.observe(now.since(*at).as_secs_f64());
+                if let Some(Ending { evidence_at, .. }) = &ending {
+                    self.metrics.evidence_to_withdrawn.observe(now.since(*evidence_at).as_secs_f64());
                 }
                 tracing::info!(worker = %name, %incarnation, revision, cause = kind, "withdrawn");
                 self.tell_state(&name, format!("withdrawn ({kind})"));
                 let detail = revision.map(|revision| format!("revision {revision}")).unwrap_or_default();
                 self.deaths.withdrawn(worker, &incarnation, detail, now);
-                self.notify_withdrawn(worker, incarnation, cause.map(|(cause, _)| cause), now);
+                let mode = ending.as_ref().map_or(Mode::Lost, |ending| ending.mode);
+                self.notify_withdrawn(worker, incarnation, mode, ending.map(|ending| ending.cause), now);
             }
             Outcome::OutOfService { incarnation, epoch, commanded } => {
                 self.still_out_of_service(worker, &incarnation, epoch, commanded);

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use lastgasp_ebpf::EventFlags;
 use lastgasp_protocol::kv::Bucket;
-use lastgasp_protocol::{Cause, Container, Incarnation, Name, WorkerRecord, WorkerState, Writer};
+use lastgasp_protocol::{Container, Incarnation, Name, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -108,8 +108,7 @@ struct WorkerSlot {
     evidence: Option<(&'static str, Nanos)>,
     /// The life and the listing of it that routers were told to move from last.
     told: Option<(Incarnation, u64)>,
-    /// Why its listing ends, and when the evidence for that was seen.
-    ending: Option<(Cause, Nanos)>,
+    ending: Option<carry_out::Ending>,
     reason: String,
     /// What keeps its processes while it does not answer.
     stuck: String,

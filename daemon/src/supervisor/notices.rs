@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Name, SCHEMA};
+use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Mode, Name, SCHEMA};
 
 use crate::config::WorkerConfig;
 use crate::core::{Nanos, ProcessId, State, WorkerId};
@@ -19,7 +19,7 @@ pub(super) struct Notices {
     /// Withdrawals that are acknowledged, each with the certificate of its cause: they are told of
     /// once all withdrawals of that cause are. A reader that moves work off one of them must not
     /// move it to the next.
-    held: Vec<(Option<String>, Notice)>,
+    held: Vec<Held>,
     /// Lives of which an Infera or a Dynamo is being told, once for each; their certificates say what
     /// came of it.
     telling: Vec<(System, WorkerId, Incarnation)>,
@@ -28,6 +28,17 @@ pub(super) struct Notices {
     /// Those whose connections and processes are left alone until Dynamo's discovery is changed: what they
     /// hold up would go to the next one that is lost.
     spared: Vec<Spared>,
+}
+
+/// A withdrawal that is not told of yet.
+struct Held {
+    /// The certificate of its cause.
+    death: Option<String>,
+    lost: Lost,
+    /// Whether it still runs.
+    mode: Mode,
+    /// For all sinks; they have it already of a worker that was handed over and is over now.
+    notice: Option<Notice>,
 }
 
 /// A life that was lost, and what follows.
@@ -116,6 +127,7 @@ impl Supervisor {
         &mut self,
         worker: WorkerId,
         incarnation: Incarnation,
+        mode: Mode,
         cause: Option<Cause>,
         now: Nanos,
     ) {
@@ -125,38 +137,58 @@ impl Supervisor {
         }
         let certificate = self.deaths.so_far(worker, now).filter(|certificate| certificate.incarnation == incarnation);
         let epoch = certificate.as_ref().map_or(self.workers[worker].epoch, |certificate| certificate.epoch);
+        let lost = Lost { worker: self.name(worker).clone(), incarnation: incarnation.clone(), cause: cause.clone() };
         let notice = self.notice(worker, NoticeKind::Withdrawn, incarnation, epoch);
-        self.notices.held.push((death, Notice { cause, certificate: certificate.map(Box::new), ..notice }));
+        let notice = Some(Notice { cause, certificate: certificate.map(Box::new), ..notice });
+        self.notices.held.push(Held { death, lost, mode, notice });
+        self.tell_withdrawn();
+    }
+
+    /// A worker that was handed over is over now. Its record went before.
+    pub(super) fn notify_over(&mut self, worker: WorkerId, incarnation: &Incarnation, cause: &Cause) {
+        let death = self.workers[worker].death.take();
+        if self.notices.notifier.reports() {
+            let (name, incarnation) = (self.name(worker).clone(), incarnation.clone());
+            let lost = Lost { worker: name, incarnation, cause: Some(cause.clone()) };
+            self.notices.held.push(Held { death, lost, mode: Mode::Lost, notice: None });
+        }
+    }
+
+    /// Tells of all whose whole cause is withdrawn.
+    pub(super) fn tell_withdrawn(&mut self) {
         let workers = &self.workers;
         let going =
             |death: &String| workers.iter().any(|(_, slot)| slot.withdrawing && slot.death.as_ref() == Some(death));
-        let (held, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.notices.held)
-            .into_iter()
-            .partition(|(death, _)| death.as_ref().is_some_and(going));
+        let (held, due): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.notices.held).into_iter().partition(|held| held.death.as_ref().is_some_and(going));
         self.notices.held = held;
         self.tell_inferas(&due);
-        for (_, notice) in due {
+        for notice in due.into_iter().filter_map(|held| held.notice) {
             self.notices.notifier.tell(notice);
         }
     }
 
     /// What was withdrawn for one cause, at one time.
-    fn tell_inferas(&mut self, due: &[(Option<String>, Notice)]) {
-        if due.is_empty() || !self.notices.notifier.reports() {
+    fn tell_inferas(&mut self, due: &[Held]) {
+        if !self.notices.notifier.reports() {
             return;
         }
-        let lost: Vec<Lost> = due
-            .iter()
-            .map(|(_, Notice { worker, incarnation, cause, .. })| Lost {
-                worker: worker.clone(),
-                incarnation: incarnation.clone(),
-                cause: cause.clone(),
-            })
-            .collect();
-        let reports = self.notices.notifier.lost(&lost);
-        for Lost { worker, incarnation, cause: _ } in lost {
-            if let Some(worker) = self.workers.named(&worker) {
-                self.notices.telling.extend(std::iter::repeat_n((System::Infera, worker, incarnation), reports));
+        let of = |mode| due.iter().filter(move |held| held.mode == mode).map(|held| &held.lost);
+        let lost: Vec<Lost> = of(Mode::Lost).cloned().collect();
+        // Who was asked to leave ends its streams by itself, and has a window of its own for that.
+        let leaves_by_itself = |lost: &&Lost| lost.cause.as_ref().is_some_and(|it| it.kind == CauseKind::Terminated);
+        let leaving: Vec<Lost> = of(Mode::Handover).filter(|lost| !leaves_by_itself(lost)).cloned().collect();
+        let told = |all: &[Lost], tell: &dyn Fn(&[Lost]) -> usize| if all.is_empty() { 0 } else { tell(all) };
+        let notifier = &self.notices.notifier;
+        let reports = [
+            (told(&leaving, &|all| notifier.hands_over(all)), leaving),
+            (told(&lost, &|all| notifier.lost(all)), lost),
+        ];
+        for (reports, all) in reports {
+            for Lost { worker, incarnation, cause: _ } in all {
+                if let Some(worker) = self.workers.named(&worker) {
+                    self.notices.telling.extend(std::iter::repeat_n((System::Infera, worker, incarnation), reports));
+                }
             }
         }
     }

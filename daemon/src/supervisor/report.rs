@@ -78,6 +78,7 @@ impl Supervisor {
                 LeaseEvent::Held => "held".to_owned(),
                 LeaseEvent::Waiting(why) => format!("waiting: {why}"),
                 LeaseEvent::Refused(why) => format!("refused: {why}"),
+                LeaseEvent::NotTaken => "not taken: mode is \"observe\"".to_owned(),
             },
             started_at: self.started_at.to_string(),
             ready: self.ready.is_none(),
@@ -208,9 +209,7 @@ impl Supervisor {
             self.hub.death(id, &json);
             self.tell("certificate", worker.as_str(), summary, Some(json));
             self.notify_certificate(&certificate);
-            if !certificate.observed_only
-                && let Some(kept) = self.archive.keep(&certificate)
-            {
+            if let Some(kept) = self.archive.keep(&certificate) {
                 self.publications.spawn(kept);
             }
         }

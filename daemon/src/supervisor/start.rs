@@ -14,7 +14,7 @@ use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Archive, Deaths};
 use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
-use crate::effects::nats::{self, Buckets, NatsError};
+use crate::effects::nats::{self, Buckets, Link, NatsError};
 use crate::effects::signals::{self, Signals};
 use crate::effects::standing::Standing;
 use crate::metrics::Metrics;
@@ -230,30 +230,55 @@ async fn main(
     let (answers_tx, answers) = mpsc::unbounded_channel();
     let (health_tx, health) = mpsc::unbounded_channel();
 
-    let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
-    tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
-    tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
     let recalled = {
         let (side, node, hub) = (side.clone(), config.node.clone(), hub.clone());
         move |context| side.spawn(deaths::recall(context, node, move |id, json| hub.death(id, json)))
     };
-    tokio::spawn(async move {
-        let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
-        let Some((context, Buckets { workers, nodes, routers })) = found else { return };
-        recalled(context.clone());
-        context_tx.send_replace(Some(context));
-        nodes_bucket.send_replace(Some(nodes));
-        tokio::spawn(signals::follow_routers(routers, routers_tx));
-        // Records are touched once the node's name is ours, not before.
-        while let Some(event) = lease_events.recv().await {
-            if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
-                workers_bucket.send_replace(Some(workers.clone()));
-            }
-            if leases_tx.send(event).is_err() {
-                return;
-            }
+    match config.mode {
+        Mode::Enforce => {
+            let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
+            tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
+            tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
+            tokio::spawn(async move {
+                let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
+                let Some((context, Buckets { workers, nodes, routers })) = found else { return };
+                recalled(context.clone());
+                context_tx.send_replace(Some(context));
+                nodes_bucket.send_replace(Some(nodes));
+                tokio::spawn(signals::follow_routers(routers, routers_tx));
+                // Records are touched once the node's name is ours, not before.
+                while let Some(event) = lease_events.recv().await {
+                    if event == LeaseEvent::Held && workers_bucket.borrow().is_none() {
+                        workers_bucket.send_replace(Some(workers.clone()));
+                    }
+                    if leases_tx.send(event).is_err() {
+                        return;
+                    }
+                }
+            });
         }
-    });
+        // Nothing is made and nothing is written; what is there is read.
+        Mode::Observe => {
+            let (routers_bucket, mut routers_opened) = watch::channel(None);
+            let (standing, up) = (standing.clone(), link.clone());
+            tokio::spawn(nats::look_for(client.clone(), up, standing, workers_bucket, routers_bucket));
+            tokio::spawn(async move {
+                let Ok(found) = routers_opened.wait_for(Option::is_some).await.map(|found| found.clone()) else {
+                    return;
+                };
+                if let Some(routers) = found {
+                    signals::follow_routers(routers, routers_tx).await;
+                }
+            });
+            let (context, mut link) = (nats::context(client.clone()), link.clone());
+            tokio::spawn(async move {
+                if link.wait_for(|link| *link == Link::Connected).await.is_ok() {
+                    recalled(context.clone());
+                    context_tx.send_replace(Some(context));
+                }
+            });
+        }
+    }
     let own_records = adopt::OwnRecords {
         node: config.node.clone(),
         bucket: workers_opened,
@@ -299,13 +324,16 @@ async fn main(
         declarations: Declarations::new(&config.declare, &side),
         signals,
         notices: Notices::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
-        archive: Archive::new(context, metrics.clone()),
+        archive: Archive::new(context, config.mode == Mode::Observe, metrics.clone()),
         ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
         standing,
         inherited: None,
         registrars,
         link,
-        lease: LeaseEvent::Waiting("not connected yet".to_owned()),
+        lease: match config.mode {
+            Mode::Enforce => LeaseEvent::Waiting("not connected yet".to_owned()),
+            Mode::Observe => LeaseEvent::NotTaken,
+        },
         routers,
         hub,
         metrics,

@@ -7,6 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use lastgasp_protocol::{Cause, CauseKind};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// Says what a frame is.
 const TYPE: &str = "rs-type";
@@ -48,6 +50,39 @@ pub(super) fn cancelled(payload: &[u8]) -> Option<Arc<str>> {
     known_inbox(std::str::from_utf8(payload).ok()?)
 }
 
+/// What of a request says whether its stream can go on elsewhere.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    /// The router would move it. Absent where none are moved at all.
+    #[serde(default)]
+    migratable: bool,
+    #[serde(borrow, default)]
+    body: Option<Body<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    n: Option<u64>,
+    best_of: Option<u64>,
+    #[serde(borrow)]
+    prompt: Option<&'a RawValue>,
+}
+
+/// Whether a router would move the stream of this request. It marks also some that it ends with an error
+/// when it comes to that: those of several answers (`infera/router/migration.py` of Infera at 5890f7f).
+pub(super) fn is_movable(request: &[u8]) -> bool {
+    let Ok(Envelope { migratable, body }) = serde_json::from_slice(request) else { return false };
+    let one = |count: Option<u64>| count.is_none_or(|count| count <= 1);
+    let moves = |Body { n, best_of, prompt }| one(n) && one(best_of) && prompt.is_none_or(is_one_prompt);
+    migratable && body.is_none_or(moves)
+}
+
+/// A text, or the ids of one; any other list has several prompts.
+fn is_one_prompt(prompt: &RawValue) -> bool {
+    let list = prompt.get().strip_prefix('[');
+    list.is_none_or(|list| list.trim_start().starts_with(|first: char| first.is_ascii_digit()))
+}
+
 /// A request can name any subject; one that is no inbox would let its sender publish elsewhere.
 /// The text is copied: a part of the message would keep all of it in memory.
 fn known_inbox(text: &str) -> Option<Arc<str>> {
@@ -64,13 +99,21 @@ pub(super) struct ErrorFrame {
 }
 
 impl ErrorFrame {
-    /// For a worker that leaves or is lost for this cause.
+    /// For a worker that is lost for this cause.
     pub(super) fn of(cause: Option<&Cause>) -> Self {
-        let payload = match cause {
-            Some(cause) if is_planned(cause.kind) => DRAINING.to_owned(),
-            Some(cause) => format!("lastgasp: worker lost ({})", cause.kind.as_str()),
-            None => "lastgasp: worker lost".to_owned(),
-        };
+        match cause {
+            Some(cause) if is_planned(cause.kind) => Self::draining(),
+            Some(cause) => Self::saying(format!("lastgasp: worker lost ({})", cause.kind.as_str())),
+            None => Self::saying("lastgasp: worker lost".to_owned()),
+        }
+    }
+
+    /// For a worker that leaves and hands over what can be moved.
+    pub(super) fn draining() -> Self {
+        Self::saying(DRAINING.to_owned())
+    }
+
+    fn saying(payload: String) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(TYPE, "error");
         Self { headers, payload: payload.into() }
@@ -124,6 +167,31 @@ mod tests {
         }
         assert!(cancelled(format!("_INBOX.{}", "a".repeat(300)).as_bytes()).is_none());
         assert!(cancelled(b"_INBOX.a\xff").is_none());
+    }
+
+    #[test]
+    fn only_what_is_marked_and_has_one_answer_is_movable() {
+        let movable = |request: &str| is_movable(request.as_bytes());
+        for request in [
+            r#"{"migratable": true}"#,
+            r#"{"path": "/v1/chat/completions", "migratable": true, "body": {"messages": [{"role": "user"}], "n": 1}}"#,
+            r#"{"migratable": true, "body": {"prompt": "several words", "best_of": null}}"#,
+            r#"{"migratable": true, "body": {"prompt": [ 17, 4]}}"#,
+        ] {
+            assert!(movable(request), "{request}");
+        }
+        for request in [
+            "",
+            "{}",
+            r#"{"stream": true, "body": {"n": 1}}"#,
+            r#"{"migratable": false, "body": {}}"#,
+            r#"{"migratable": true, "body": {"n": 2}}"#,
+            r#"{"migratable": true, "body": {"best_of": 2}}"#,
+            r#"{"migratable": true, "body": {"prompt": ["one", "two"]}}"#,
+            r#"{"migratable": true, "body": {"prompt": [[1, 2]]}}"#,
+        ] {
+            assert!(!movable(request), "{request}");
+        }
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! moved off one of them must not be moved to the next. Then it ends every stream that may be open
 //! with an error frame, which Infera's router moves to another worker, and cancels what may still
 //! run. Until the worker serves again it answers in its place, where its router would wait for as
-//! long as its idle timeout.
+//! long as its idle timeout. A worker that lives and hands over loses only the streams that its
+//! routers have marked as such that they would move them.
 //!
 //! What is answered is not seen, so most inboxes that are remembered are closed long since. A frame
 //! to a closed inbox reaches nobody.
@@ -37,7 +38,9 @@ pub(super) enum Command {
     Recovers(Name),
     /// It is leaving.
     Drains(Name),
-    /// These are not listed any more, for one cause.
+    /// These are not listed any more and hand over what can be moved, for one cause; they still run.
+    HandsOver(Vec<Lost>),
+    /// These are over, for one cause.
     Lost(Vec<Lost>),
 }
 

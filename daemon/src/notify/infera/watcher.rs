@@ -7,7 +7,7 @@ use async_nats::{Client, ConnectOptions, Event, HeaderMap, Message, Subject, Sub
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lastgasp_protocol::Name;
+use lastgasp_protocol::{Mode, Name};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamMap;
@@ -142,7 +142,8 @@ impl Watcher {
                     (self.report)(Told { system: System::Infera, worker, lost: None, detail });
                 }
             }
-            Command::Lost(lost) => self.lose(lost).await,
+            Command::HandsOver(leaving) => self.end_streams(leaving, Mode::Handover).await,
+            Command::Lost(lost) => self.end_streams(lost, Mode::Lost).await,
         }
     }
 
@@ -191,8 +192,9 @@ impl Watcher {
                     }
                     self.recovers(worker);
                 }
+                let movable = frames::is_movable(&message.payload);
                 let Some(state) = self.workers.get_mut(worker) else { return };
-                if !state.inboxes.insert(inbox, self.config.max_requests, Instant::now()) {
+                if !state.inboxes.insert(inbox, movable, self.config.max_requests, Instant::now()) {
                     self.metrics.lose(Loss::InferaRequest, 1);
                 }
             }
@@ -217,8 +219,9 @@ impl Watcher {
         gauge.set(i64::try_from(remembered).unwrap_or(i64::MAX));
     }
 
-    /// All of one cause: first out of discovery, then every stream of theirs, then what still runs.
-    async fn lose(&mut self, lost: Vec<Lost>) {
+    /// All of one cause: first out of discovery, then every stream of theirs, or at a handover those that
+    /// can be moved, then what still runs of them.
+    async fn end_streams(&mut self, lost: Vec<Lost>, mode: Mode) {
         let mut ended = Vec::new();
         let mut changes = Vec::new();
         for Lost { worker, incarnation, cause } in lost {
@@ -231,12 +234,18 @@ impl Watcher {
                 });
                 continue;
             };
-            let frame = ErrorFrame::of(cause.as_ref());
-            // From here on its requests are answered, so that none falls between.
-            state.stand_in = Some(frame.clone());
-            let is_final = cause.as_ref().is_some_and(|cause| is_final(cause.kind));
+            let is_final = mode == Mode::Lost && cause.as_ref().is_some_and(|cause| is_final(cause.kind));
             changes.push((worker.clone(), if is_final { Change::Delete } else { Change::Drain }));
-            let inboxes = state.inboxes.take();
+            let (frame, inboxes) = match mode {
+                // It answers by itself what comes, and what goes on.
+                Mode::Handover => (ErrorFrame::draining(), state.inboxes.take_movable()),
+                Mode::Lost => {
+                    let frame = ErrorFrame::of(cause.as_ref());
+                    // From here on its requests are answered, so that none falls between.
+                    state.stand_in = Some(frame.clone());
+                    (frame, state.inboxes.take())
+                }
+            };
             ended.push((worker, incarnation, state.id.clone(), frame, inboxes));
         }
         let discovery = if self.etcd.is_some() { self.change(&changes).await } else { Vec::new() };
@@ -272,7 +281,9 @@ impl Watcher {
         for ((worker, incarnation, id, frame, inboxes), sent) in ended.into_iter().zip(told) {
             let text = String::from_utf8_lossy(&frame.payload).into_owned();
             let record = discovery.next().map(|done| format!("{done}; ")).unwrap_or_default();
-            let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"", inboxes.len());
+            let go_on = self.workers.get(&worker).map_or(0, |state| state.inboxes.len());
+            let go_on = if go_on > 0 { format!("; {go_on} go on") } else { String::new() };
+            let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"{go_on}", inboxes.len());
             tracing::info!(sink = self.config.name, %worker, detail, "Infera told");
             (self.report)(Told { system: System::Infera, worker, lost: Some(incarnation), detail });
         }
