@@ -17,6 +17,7 @@ pub mod introspect;
 pub mod metrics;
 pub mod nats;
 pub mod open_files;
+pub mod paths;
 pub mod proxy;
 pub mod server;
 pub mod threads;

@@ -15,8 +15,9 @@ use serde_json::{Map, Value, json};
 use crate::config::Config;
 use crate::continuation::Endpoint;
 use crate::errors::ApiError;
+use crate::paths;
 use crate::proxy::unary::Kind;
-use crate::proxy::{Inbound, Proxy, aside, forwarded, stream, unary};
+use crate::proxy::{Inbound, Proxy, admin, aside, forwarded, stream, unary};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -25,8 +26,8 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
     let api = Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
-        .route(Endpoint::Chat.path(), post(generate))
-        .route(Endpoint::Completions.path(), post(generate))
+        .route(Endpoint::Chat.path(), post(|proxy, request| generate(proxy, Endpoint::Chat, request)))
+        .route(Endpoint::Completions.path(), post(|proxy, request| generate(proxy, Endpoint::Completions, request)))
         .route("/v1/{*path}", any(other))
         .route("/workers", get(workers))
         .layer(from_fn_with_state(Arc::clone(&proxy), admit));
@@ -34,10 +35,7 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
         .merge(api)
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .fallback(|| async {
-            let error = ApiError::invalid(None, "This router serves /v1/*, /health, /metrics and /workers.");
-            ApiError { status: StatusCode::NOT_FOUND, code: "not_found", ..error }
-        })
+        .fallback(nothing)
         .with_state(proxy)
 }
 
@@ -48,11 +46,11 @@ async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next
         HeaderValue::try_from(ulid::Ulid::generate().to_string()).expect("a ULID is letters and digits")
     });
     request.headers_mut().insert(REQUEST_ID, id.clone());
+    let keys = keys(&proxy.config, request.uri().path());
     let path = match request.uri().path() {
         path @ ("/v1/chat/completions" | "/v1/completions" | "/v1/models" | "/v1/embeddings") => path.to_owned(),
         _ => "other".to_owned(),
     };
-    let keys = &proxy.config.api_keys;
     let mut response = if keys.is_empty() || bearer(&request).is_some_and(|key| accepted(keys, key)) {
         next.run(request).await
     } else {
@@ -61,6 +59,12 @@ async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next
     proxy.metrics.requests.with_label_values(&[path.as_str(), response.status().as_str()]).inc();
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// The keys that are good for a path; none means that no key is asked for.
+fn keys<'a>(config: &'a Config, path: &str) -> &'a [String] {
+    let admin = paths::ADMIN.contains(&path) && !config.admin_keys.is_empty();
+    if admin { &config.admin_keys } else { &config.api_keys }
 }
 
 fn bearer(request: &Request) -> Option<&str> {
@@ -75,31 +79,52 @@ fn accepted(keys: &[String], given: &str) -> bool {
     })
 }
 
-async fn generate(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
-    let (inbound, body) = match read(&proxy, request).await {
+async fn generate(State(proxy): State<Arc<Proxy>>, endpoint: Endpoint, request: Request) -> Response {
+    let (inbound, body) = match read(&proxy, request, endpoint.path()).await {
         Ok((inbound, Some(body))) => (inbound, body),
         Ok((_, None)) => return ApiError::invalid(None, "The body is not a JSON object.").into_response(),
         Err(error) => return error.into_response(),
     };
-    let endpoint = Endpoint::of_path(inbound.path.split('?').next().unwrap_or_default());
-    match endpoint {
-        Some(endpoint) if body.get("stream").and_then(Value::as_bool).unwrap_or(false) => {
-            stream::serve(proxy, endpoint, inbound, body).await
-        }
-        _ => unary::serve(proxy, Kind::Generation, Method::POST, inbound).await,
+    if body.get("stream").and_then(Value::as_bool).unwrap_or(false) {
+        stream::serve(proxy, endpoint, inbound, body).await
+    } else {
+        unary::serve(proxy, Kind::Generation, Method::POST, inbound).await
     }
 }
 
+/// What is only passed on or changes engines, and what is refused before a worker is chosen.
 async fn other(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let method = request.method().clone();
-    match read(&proxy, request).await {
+    if let Some(path) = paths::admin(&method, request.uri().path())
+        && !proxy.config.admin_keys.is_empty()
+    {
+        return match receive(&proxy, request, path).await {
+            Ok((inbound, _)) => admin::serve(proxy, inbound).await,
+            Err(error) => error.into_response(),
+        };
+    }
+    let Some(path) = paths::passed_on(&method, request.uri().path()) else {
+        return ApiError::no_such_path(request.uri().path()).into_response();
+    };
+    match read(&proxy, request, &path).await {
         Ok((inbound, _)) => unary::serve(proxy, Kind::Other, method, inbound).await,
         Err(error) => error.into_response(),
     }
 }
 
-/// Reads a request; its body as an object, if it is one.
-async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
+async fn nothing(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let response = ApiError::no_such_path(request.uri().path()).into_response();
+    proxy.metrics.requests.with_label_values(&["other", response.status().as_str()]).inc();
+    response
+}
+
+/// Reads a request for `path` on a worker, its model empty if it names none; and its body as an object, if it is
+/// one.
+async fn receive(
+    proxy: &Proxy,
+    request: Request,
+    path: &str,
+) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
     let place = Arc::clone(&proxy.room).try_acquire_owned().map_err(|_| ApiError::full(proxy.config.max_requests))?;
     let (parts, body) = request.into_parts();
     let body = bounded(body, &proxy.config).await?;
@@ -108,19 +133,28 @@ async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<St
     let model = match object.as_ref().and_then(|object| object.get("model")) {
         Some(Value::String(model)) => model.clone(),
         Some(_) => return Err(ApiError::invalid(Some("model"), "`model` must be a string.")),
-        // With one model there is nothing to choose; engines then take the request without a name.
-        None => match proxy.workers.models().as_slice() {
-            [(only, _)] => only.clone(),
-            _ => return Err(ApiError::invalid(Some("model"), "Say which `model`; GET /v1/models lists them.")),
-        },
+        None => String::new(),
     };
-    if !proxy.workers.knows(&model) {
-        return Err(ApiError::unknown_model(&model));
-    }
     let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let path = parts.uri.path_and_query().map_or_else(|| parts.uri.path().to_owned(), ToString::to_string);
-    let headers = forwarded(&parts.headers, !proxy.config.api_keys.is_empty());
+    let path = parts.uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let headers = forwarded(&parts.headers, !keys(&proxy.config, parts.uri.path()).is_empty());
     Ok((Inbound { id, path, model, headers, body, place: Arc::new(place) }, object))
+}
+
+/// Reads a request for a worker of one model.
+async fn read(proxy: &Proxy, request: Request, path: &str) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
+    let (mut inbound, object) = receive(proxy, request, path).await?;
+    if inbound.model.is_empty() {
+        // With one model there is nothing to choose; engines then take the request without a name.
+        match proxy.workers.models().as_slice() {
+            [(only, _)] => inbound.model.clone_from(only),
+            _ => return Err(ApiError::invalid(Some("model"), "Say which `model`; GET /v1/models lists them.")),
+        }
+    }
+    if !proxy.workers.knows(&inbound.model) {
+        return Err(ApiError::unknown_model(&inbound.model));
+    }
+    Ok((inbound, object))
 }
 
 async fn bounded(body: Body, config: &Config) -> Result<Bytes, ApiError> {

@@ -1,5 +1,6 @@
 //! Requests on their way to workers and back.
 
+pub mod admin;
 pub mod dispatch;
 pub mod reason;
 pub mod stream;
