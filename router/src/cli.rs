@@ -10,6 +10,7 @@ use lastgasp_protocol::Name;
 use lastgasp_protocol::login::Login;
 
 use crate::config::Config;
+use crate::memory;
 
 /// An OpenAI-compatible router that continues a token stream on another worker when its own dies.
 ///
@@ -87,6 +88,12 @@ pub struct Args {
     /// Largest request body, in bytes.
     #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODY", default_value_t = 64 * 1024 * 1024)]
     pub max_body: usize,
+
+    /// Bytes of bodies that are held at once, those of streams until they end; more are refused with
+    /// status 503. A body takes up to three times its bytes while it is read. By default a quarter of the
+    /// memory that the router may use, and room for one largest body at least.
+    #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODIES")]
+    pub max_bodies: Option<usize>,
 
     /// How long a client may take to send the head of a request, and again its body, in seconds. An
     /// idle connection is closed after as long.
@@ -218,12 +225,20 @@ impl Args {
     /// The proxy's part, with keys read from their files.
     ///
     /// # Errors
-    /// A file of keys cannot be read, or has none; or a key is one of clients and of admins.
+    /// A file of keys cannot be read, or has none; a key is one of clients and of admins; or one body may be larger
+    /// than all together.
     pub fn config(&self) -> Result<Config, String> {
         let api_keys = keys("--api-key-file", self.api_key_file.as_deref())?;
         let admin_keys = keys("--admin-key-file", self.admin_key_file.as_deref())?;
         if admin_keys.iter().any(|key| api_keys.contains(key)) {
             return Err("--admin-key-file: has a key that --api-key-file has too; give admins one of their own".into());
+        }
+        let max_bodies = self.max_bodies.unwrap_or_else(|| (memory::usable() / 4).max(self.max_body));
+        if max_bodies < self.max_body {
+            return Err(format!(
+                "--max-bodies {max_bodies}: there must be room for one largest body; lower --max-body {} or raise it",
+                self.max_body
+            ));
         }
         Ok(Config {
             migration_limit: self.migration_limit,
@@ -234,6 +249,7 @@ impl Args {
             stall_timeout: self.stall_timeout,
             tell_clients: self.tell_clients,
             max_body: self.max_body,
+            max_bodies,
             max_requests: self.max_requests,
             request_timeout: self.request_timeout,
             api_keys,

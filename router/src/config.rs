@@ -21,6 +21,8 @@ pub struct Config {
     pub tell_clients: bool,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Most bytes of all bodies that are held at once.
+    pub max_bodies: usize,
     /// Requests under way at once.
     pub max_requests: usize,
     /// How long a client may take to send a request's body.
@@ -42,6 +44,7 @@ impl Default for Config {
             stall_timeout: None,
             tell_clients: false,
             max_body: 64 * 1024 * 1024,
+            max_bodies: 256 * 1024 * 1024,
             max_requests: 8192,
             request_timeout: Duration::from_secs(60),
             api_keys: Vec::new(),

@@ -102,6 +102,13 @@ impl ApiError {
         Self::unavailable("too_many_requests", message)
     }
 
+    /// As many bytes of bodies are held as may be.
+    #[must_use]
+    pub fn no_room(limit: usize) -> Self {
+        let message = format!("This router has no room for one more body within {limit} bytes, its --max-bodies.");
+        Self::unavailable("too_many_bodies", message)
+    }
+
     /// The body took too long to come.
     #[must_use]
     pub fn too_slow(limit: Duration) -> Self {

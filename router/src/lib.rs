@@ -14,6 +14,7 @@ pub mod connections;
 pub mod continuation;
 pub mod errors;
 pub mod introspect;
+pub mod memory;
 pub mod metrics;
 pub mod nats;
 pub mod open_files;

@@ -8,7 +8,6 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lastgasp_protocol::Mode;
-use serde_json::{Map, Value};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
@@ -18,7 +17,8 @@ use super::reason::{Failure, Leaving};
 use super::unary;
 use super::{Inbound, Proxy, aside};
 use crate::continuation::{
-    Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict, error_event,
+    Body as Request, Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict,
+    error_event,
 };
 use crate::errors::ApiError;
 use crate::workers::{Fate, Outcome, Ticket};
@@ -39,14 +39,15 @@ const STILL_HERE: [&[u8]; 2] = [b":\n", b": lastgasp seeks a worker\n"];
 const CONTEXT_FULL: [&str; 2] = ["maximum context length", "max_tokens must be at least 1, got 0"];
 
 /// Serves a streaming request.
-pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
+pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Request) -> Response {
     let options = Options {
         migrate: proxy.config.migration_limit > 0,
         strict: proxy.config.strict,
         eos_token_ids: proxy.config.eos_token_ids.clone(),
     };
+    let stream = aside(body.bytes().len(), move || Continuation::new(endpoint, body, options)).await;
     let mut session = Session {
-        stream: Continuation::new(endpoint, body, options),
+        stream,
         proxy,
         inbound,
         tried: Tried::default(),
@@ -169,16 +170,8 @@ impl Session {
                 return Err(self.nobody(declined));
             };
             let listing = Arc::clone(ticket.listing());
-            let Outgoing { endpoint, body, as_it_came, .. } =
+            let Outgoing { endpoint, body, open_ended, .. } =
                 self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
-            // With a budget it may be that which does not fit.
-            let open_ended = body.get("max_tokens").or(body.get("max_completion_tokens")).is_none();
-            let body = if as_it_came {
-                self.inbound.body.clone()
-            } else {
-                let write = move || serde_json::to_vec(&body).expect("a JSON value is always JSON");
-                aside(self.inbound.body.len(), write).await.into()
-            };
             let path = endpoint.path();
             let leaves = |fate: &Fate| matches!(fate, Fate::Move(..));
             match self.proxy.send(ticket, &self.inbound, Method::POST, path, body, leaves).await {
