@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
@@ -10,6 +10,7 @@ use lastgasp_protocol::Name;
 use lastgasp_protocol::login::Login;
 
 use crate::config::Config;
+use crate::memory;
 
 /// An OpenAI-compatible router that continues a token stream on another worker when its own dies.
 ///
@@ -75,6 +76,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_STALL_TIMEOUT", value_parser = seconds)]
     pub stall_timeout: Option<Duration>,
 
+    /// Tell clients which worker answers, in the header `x-lastgasp-worker`, and in comments of a stream that
+    /// a worker is sought and that the stream was moved. Whoever asks then learns names of nodes.
+    #[arg(long, env = "LASTGASP_TELL_CLIENTS")]
+    pub tell_clients: bool,
+
     /// How long streams may go on after SIGTERM, in seconds.
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_SHUTDOWN_TIMEOUT", default_value = "30", value_parser = seconds)]
     pub shutdown_timeout: Duration,
@@ -82,6 +88,12 @@ pub struct Args {
     /// Largest request body, in bytes.
     #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODY", default_value_t = 64 * 1024 * 1024)]
     pub max_body: usize,
+
+    /// Bytes of bodies that are held at once, those of streams until they end; more are refused with
+    /// status 503. A body takes up to three times its bytes while it is read. By default a quarter of the
+    /// memory that the router may use, and room for one largest body at least.
+    #[arg(long, value_name = "BYTES", env = "LASTGASP_MAX_BODIES")]
+    pub max_bodies: Option<usize>,
 
     /// How long a client may take to send the head of a request, and again its body, in seconds. An
     /// idle connection is closed after as long.
@@ -104,6 +116,12 @@ pub struct Args {
     /// File with the keys that clients must send as `Authorization: Bearer KEY`, one a line.
     #[arg(long, value_name = "FILE", env = "LASTGASP_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
+
+    /// File with the keys, one a line, with which engines may be changed through
+    /// `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: each goes to every worker that
+    /// serves. They are no keys of clients. By default nobody may.
+    #[arg(long, value_name = "FILE", env = "LASTGASP_ADMIN_KEY_FILE")]
+    pub admin_key_file: Option<PathBuf>,
 
     /// PEM file with the certificate chain, to serve HTTPS instead of HTTP.
     #[arg(long, value_name = "FILE", env = "LASTGASP_ROUTER_TLS_CERT", requires = "tls_key")]
@@ -204,24 +222,24 @@ pub enum LogFormat {
 }
 
 impl Args {
-    /// The proxy's part, with keys read from their file.
+    /// The proxy's part, with keys read from their files.
     ///
     /// # Errors
-    /// The file of keys cannot be read, or has none.
+    /// A file of keys cannot be read, or has none; a key is one of clients and of admins; or one body may be larger
+    /// than all together.
     pub fn config(&self) -> Result<Config, String> {
-        let api_keys = match &self.api_key_file {
-            None => Vec::new(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|error| format!("--api-key-file {}: {error}", path.display()))?;
-                let keys: Vec<String> =
-                    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-                if keys.is_empty() {
-                    return Err(format!("--api-key-file {}: has no key; write one a line", path.display()));
-                }
-                keys
-            }
-        };
+        let api_keys = keys("--api-key-file", self.api_key_file.as_deref())?;
+        let admin_keys = keys("--admin-key-file", self.admin_key_file.as_deref())?;
+        if admin_keys.iter().any(|key| api_keys.contains(key)) {
+            return Err("--admin-key-file: has a key that --api-key-file has too; give admins one of their own".into());
+        }
+        let max_bodies = self.max_bodies.unwrap_or_else(|| (memory::usable() / 4).max(self.max_body));
+        if max_bodies < self.max_body {
+            return Err(format!(
+                "--max-bodies {max_bodies}: there must be room for one largest body; lower --max-body {} or raise it",
+                self.max_body
+            ));
+        }
         Ok(Config {
             migration_limit: self.migration_limit,
             strict: self.strict,
@@ -229,12 +247,26 @@ impl Args {
             max_retries: self.max_retries,
             wait_for_worker: self.wait_for_worker,
             stall_timeout: self.stall_timeout,
+            tell_clients: self.tell_clients,
             max_body: self.max_body,
+            max_bodies,
             max_requests: self.max_requests,
             request_timeout: self.request_timeout,
             api_keys,
+            admin_keys,
         })
     }
+}
+
+/// The keys of a file, one a line; none without a file.
+fn keys(flag: &str, path: Option<&Path>) -> Result<Vec<String>, String> {
+    let Some(path) = path else { return Ok(Vec::new()) };
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{flag} {}: {error}", path.display()))?;
+    let keys: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(format!("{flag} {}: has no key; write one a line", path.display()));
+    }
+    Ok(keys)
 }
 
 fn threads() -> NonZero<usize> {

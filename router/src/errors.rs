@@ -47,6 +47,16 @@ impl ApiError {
         }
     }
 
+    /// Nothing is served there, whatever an engine would say.
+    #[must_use]
+    pub fn no_such_path(path: &str) -> Self {
+        let message = format!(
+            "This router does not serve `{path}` with this method. It serves a closed list of paths under /v1, and \
+             /health, /metrics and /workers; write them without `%`, `..`, `//` and a slash at the end."
+        );
+        Self { status: StatusCode::NOT_FOUND, code: "not_found", ..Self::invalid(None, message) }
+    }
+
     /// Nobody took the request.
     #[must_use]
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
@@ -67,7 +77,7 @@ impl ApiError {
             kind: "invalid_request_error",
             code: "invalid_api_key",
             param: None,
-            message: "Send the router's key as `Authorization: Bearer KEY`.".into(),
+            message: "Send a key of this router as `Authorization: Bearer KEY`; one of --admin-key-file where an engine is changed.".into(),
         }
     }
 
@@ -90,6 +100,13 @@ impl ApiError {
     pub fn full(limit: usize) -> Self {
         let message = format!("This router has {limit} requests under way, which is its --max-requests.");
         Self::unavailable("too_many_requests", message)
+    }
+
+    /// As many bytes of bodies are held as may be.
+    #[must_use]
+    pub fn no_room(limit: usize) -> Self {
+        let message = format!("This router has no room for one more body within {limit} bytes, its --max-bodies.");
+        Self::unavailable("too_many_bodies", message)
     }
 
     /// The body took too long to come.

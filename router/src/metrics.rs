@@ -3,7 +3,9 @@
 use std::sync::Mutex;
 
 use prometheus::core::Collector;
-use prometheus::{Encoder, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 
 use crate::proxy::reason::Failure;
 use crate::workers::Workers;
@@ -27,6 +29,8 @@ pub struct Metrics {
     pub first_token: Histogram,
     /// Requests by path and status.
     pub requests: IntCounterVec,
+    /// Requests refused since too many bytes of bodies were held.
+    pub bodies_refused: IntCounter,
     /// Signals by what was made of each worker they name, or why they were not read.
     pub signals: IntCounterVec,
     /// Records and leases that were not read, by reason.
@@ -93,6 +97,13 @@ impl Default for Metrics {
             ),
             first_token: histogram("lastgasp_router_first_chunk_seconds", "From a request to its first chunk"),
             requests: counter("lastgasp_router_requests_total", "Requests by path and status", &["path", "status"]),
+            bodies_refused: {
+                let name = "lastgasp_router_bodies_refused_total";
+                let help = "Requests refused since the bodies held had taken --max-bodies";
+                let counter = IntCounter::new(name, help).expect("a valid name");
+                registry.register(Box::new(counter.clone())).expect("a name of its own");
+                counter
+            },
             signals: counter(
                 "lastgasp_router_signals_total",
                 "Workers named in migration signals by what was made of it, and signals that were not read",
@@ -129,6 +140,7 @@ impl Metrics {
             gap,
             first_token,
             requests,
+            bodies_refused,
             signals,
             records_refused,
             nats_faults,
@@ -136,13 +148,14 @@ impl Metrics {
             serving,
             scrape: _,
         } = self;
-        let all: [(&'static str, &dyn Collector); 11] = [
+        let all: [(&'static str, &dyn Collector); 12] = [
             ("counter", migrations),
             ("counter", migrations_failed),
             ("counter", retries),
             ("histogram", gap),
             ("histogram", first_token),
             ("counter", requests),
+            ("counter", bodies_refused),
             ("counter", signals),
             ("counter", records_refused),
             ("gauge", nats_faults),

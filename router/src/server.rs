@@ -10,13 +10,16 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde_json::{Map, Value, json};
+use hyper::body::Body as _;
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::config::Config;
-use crate::continuation::Endpoint;
+use crate::continuation::{Body as Object, Endpoint, Unreadable};
 use crate::errors::ApiError;
+use crate::paths;
 use crate::proxy::unary::Kind;
-use crate::proxy::{Inbound, Proxy, aside, forwarded, stream, unary};
+use crate::proxy::{Inbound, Proxy, admin, aside, forwarded, stream, unary};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -25,8 +28,8 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
     let api = Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
-        .route(Endpoint::Chat.path(), post(generate))
-        .route(Endpoint::Completions.path(), post(generate))
+        .route(Endpoint::Chat.path(), post(|proxy, request| generate(proxy, Endpoint::Chat, request)))
+        .route(Endpoint::Completions.path(), post(|proxy, request| generate(proxy, Endpoint::Completions, request)))
         .route("/v1/{*path}", any(other))
         .route("/workers", get(workers))
         .layer(from_fn_with_state(Arc::clone(&proxy), admit));
@@ -34,10 +37,7 @@ pub fn routes(proxy: Arc<Proxy>) -> Router {
         .merge(api)
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .fallback(|| async {
-            let error = ApiError::invalid(None, "This router serves /v1/*, /health, /metrics and /workers.");
-            ApiError { status: StatusCode::NOT_FOUND, code: "not_found", ..error }
-        })
+        .fallback(nothing)
         .with_state(proxy)
 }
 
@@ -48,11 +48,11 @@ async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next
         HeaderValue::try_from(ulid::Ulid::generate().to_string()).expect("a ULID is letters and digits")
     });
     request.headers_mut().insert(REQUEST_ID, id.clone());
+    let keys = keys(&proxy.config, request.uri().path());
     let path = match request.uri().path() {
         path @ ("/v1/chat/completions" | "/v1/completions" | "/v1/models" | "/v1/embeddings") => path.to_owned(),
         _ => "other".to_owned(),
     };
-    let keys = &proxy.config.api_keys;
     let mut response = if keys.is_empty() || bearer(&request).is_some_and(|key| accepted(keys, key)) {
         next.run(request).await
     } else {
@@ -61,6 +61,12 @@ async fn admit(State(proxy): State<Arc<Proxy>>, mut request: Request, next: Next
     proxy.metrics.requests.with_label_values(&[path.as_str(), response.status().as_str()]).inc();
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// The keys that are good for a path; none means that no key is asked for.
+fn keys<'a>(config: &'a Config, path: &str) -> &'a [String] {
+    let admin = paths::ADMIN.contains(&path) && !config.admin_keys.is_empty();
+    if admin { &config.admin_keys } else { &config.api_keys }
 }
 
 fn bearer(request: &Request) -> Option<&str> {
@@ -75,62 +81,117 @@ fn accepted(keys: &[String], given: &str) -> bool {
     })
 }
 
-async fn generate(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
-    let (inbound, body) = match read(&proxy, request).await {
+async fn generate(State(proxy): State<Arc<Proxy>>, endpoint: Endpoint, request: Request) -> Response {
+    let (inbound, body) = match read(&proxy, request, endpoint.path()).await {
         Ok((inbound, Some(body))) => (inbound, body),
-        Ok((_, None)) => return ApiError::invalid(None, "The body is not a JSON object.").into_response(),
+        Ok((_, None)) => return ApiError::invalid(None, Unreadable::NotAnObject.to_string()).into_response(),
         Err(error) => return error.into_response(),
     };
-    let endpoint = Endpoint::of_path(inbound.path.split('?').next().unwrap_or_default());
-    match endpoint {
-        Some(endpoint) if body.get("stream").and_then(Value::as_bool).unwrap_or(false) => {
-            stream::serve(proxy, endpoint, inbound, body).await
-        }
-        _ => unary::serve(proxy, Kind::Generation, Method::POST, inbound).await,
+    if body.flag("stream") {
+        stream::serve(proxy, endpoint, inbound, body).await
+    } else {
+        unary::serve(proxy, Kind::Generation, Method::POST, inbound).await
     }
 }
 
+/// What is only passed on or changes engines, and what is refused before a worker is chosen.
 async fn other(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let method = request.method().clone();
-    match read(&proxy, request).await {
+    if let Some(path) = paths::admin(&method, request.uri().path())
+        && !proxy.config.admin_keys.is_empty()
+    {
+        return match receive(&proxy, request, path).await {
+            Ok((inbound, _)) => admin::serve(proxy, inbound).await,
+            Err(error) => error.into_response(),
+        };
+    }
+    let Some(path) = paths::passed_on(&method, request.uri().path()) else {
+        return ApiError::no_such_path(request.uri().path()).into_response();
+    };
+    match read(&proxy, request, &path).await {
         Ok((inbound, _)) => unary::serve(proxy, Kind::Other, method, inbound).await,
         Err(error) => error.into_response(),
     }
 }
 
-/// Reads a request; its body as an object, if it is one.
-async fn read(proxy: &Proxy, request: Request) -> Result<(Inbound, Option<Map<String, Value>>), ApiError> {
-    let place = Arc::clone(&proxy.room).try_acquire_owned().map_err(|_| ApiError::full(proxy.config.max_requests))?;
-    let (parts, body) = request.into_parts();
-    let body = bounded(body, &proxy.config).await?;
-    let text = body.clone();
-    let object: Option<Map<String, Value>> = aside(body.len(), move || serde_json::from_slice(&text).ok()).await;
-    let model = match object.as_ref().and_then(|object| object.get("model")) {
-        Some(Value::String(model)) => model.clone(),
-        Some(_) => return Err(ApiError::invalid(Some("model"), "`model` must be a string.")),
-        // With one model there is nothing to choose; engines then take the request without a name.
-        None => match proxy.workers.models().as_slice() {
-            [(only, _)] => only.clone(),
-            _ => return Err(ApiError::invalid(Some("model"), "Say which `model`; GET /v1/models lists them.")),
-        },
-    };
-    if !proxy.workers.knows(&model) {
-        return Err(ApiError::unknown_model(&model));
-    }
-    let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let path = parts.uri.path_and_query().map_or_else(|| parts.uri.path().to_owned(), ToString::to_string);
-    let headers = forwarded(&parts.headers, !proxy.config.api_keys.is_empty());
-    Ok((Inbound { id, path, model, headers, body, place: Arc::new(place) }, object))
+async fn nothing(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let response = ApiError::no_such_path(request.uri().path()).into_response();
+    proxy.metrics.requests.with_label_values(&["other", response.status().as_str()]).inc();
+    response
 }
 
-async fn bounded(body: Body, config: &Config) -> Result<Bytes, ApiError> {
-    let Config { max_body, request_timeout, .. } = *config;
-    match tokio::time::timeout(request_timeout, Limited::new(body, max_body).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(max_body)),
-        Ok(Err(error)) => Err(ApiError::invalid(None, format!("The body did not come whole: {error}"))),
-        Err(_) => Err(ApiError::too_slow(request_timeout)),
+/// Reads a request for `path` on a worker, its model empty if it names none; and its body as an object, if it is
+/// one.
+async fn receive(proxy: &Proxy, request: Request, path: &str) -> Result<(Inbound, Option<Object>), ApiError> {
+    let place = Arc::clone(&proxy.room).try_acquire_owned().map_err(|_| ApiError::full(proxy.config.max_requests))?;
+    let (parts, body) = request.into_parts();
+    let (body, held) = bounded(body, proxy).await?;
+    let text = body.clone();
+    let object = match aside(body.len(), move || Object::read(text)).await {
+        Ok(object) => Some(object),
+        Err(Unreadable::NotAnObject) => None,
+        Err(error @ Unreadable::TooManyMembers) => return Err(ApiError::invalid(None, error.to_string())),
+    };
+    let model = match object.as_ref().and_then(|object| object.raw("model")) {
+        Some(text) => name(text)?,
+        None => String::new(),
+    };
+    let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
+    let path = parts.uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let headers = forwarded(&parts.headers, !keys(&proxy.config, parts.uri.path()).is_empty());
+    let inbound = Inbound { id, path, model, headers, body, held: Arc::new(held), place: Arc::new(place) };
+    Ok((inbound, object))
+}
+
+/// A model's name. Records hold none of more than 1 KiB.
+fn name(text: &str) -> Result<String, ApiError> {
+    const LONGEST: usize = 8192;
+    let name = (text.len() <= LONGEST).then(|| serde_json::from_str(text).ok()).flatten();
+    name.ok_or_else(|| ApiError::invalid(Some("model"), "`model` must be a string, and no longer than a name is."))
+}
+
+/// Reads a request for a worker of one model.
+async fn read(proxy: &Proxy, request: Request, path: &str) -> Result<(Inbound, Option<Object>), ApiError> {
+    let (mut inbound, object) = receive(proxy, request, path).await?;
+    if inbound.model.is_empty() {
+        // With one model there is nothing to choose; engines then take the request without a name.
+        match proxy.workers.models().as_slice() {
+            [(only, _)] => inbound.model.clone_from(only),
+            _ => return Err(ApiError::invalid(Some("model"), "Say which `model`; GET /v1/models lists them.")),
+        }
     }
+    if !proxy.workers.knows(&inbound.model) {
+        return Err(ApiError::unknown_model(&inbound.model));
+    }
+    Ok((inbound, object))
+}
+
+/// Reads a body whole, and what it takes of the room for bodies.
+async fn bounded(body: Body, proxy: &Proxy) -> Result<(Bytes, OwnedSemaphorePermit), ApiError> {
+    let Config { max_body, max_bodies, request_timeout, .. } = proxy.config;
+    let mut body = Limited::new(body, max_body);
+    let read = async {
+        let mut held = Arc::clone(&proxy.bodies).try_acquire_many_owned(0).expect("it is never closed");
+        // Memory that is not written to is none: what a client only announces takes no room.
+        let announced = body.size_hint().lower().min(max_body as u64);
+        let mut whole = Vec::with_capacity(usize::try_from(announced).unwrap_or_default());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => ApiError::too_large(max_body),
+                false => ApiError::invalid(None, format!("The body did not come whole: {error}")),
+            })?;
+            let Ok(piece) = frame.into_data() else { continue };
+            let more = u32::try_from(piece.len()).ok();
+            let more = more.and_then(|more| Arc::clone(&proxy.bodies).try_acquire_many_owned(more).ok());
+            held.merge(more.ok_or_else(|| {
+                proxy.metrics.bodies_refused.inc();
+                ApiError::no_room(max_bodies)
+            })?);
+            whole.extend_from_slice(&piece);
+        }
+        Ok((Bytes::from(whole), held))
+    };
+    tokio::time::timeout(request_timeout, read).await.unwrap_or_else(|_| Err(ApiError::too_slow(request_timeout)))
 }
 
 async fn models(State(proxy): State<Arc<Proxy>>) -> Response {

@@ -51,11 +51,16 @@ async fn moved(client: &'static str) -> Value {
     tokio::task::spawn_blocking(python).await.unwrap();
     let dying = Worker::start("a", Behaviour::Breaks(8)).await;
     let well = Worker::start("b", Behaviour::Well).await;
+    // Their decoders take an empty line for an event once they have seen an id.
+    dying.number_events();
+    well.number_events();
     let config = Config { migration_limit: 1, wait_for_worker: Duration::from_secs(60), ..Config::default() };
     let story = Story::start(config, &[&dying]).await;
     let reading = run(client, story.url.clone());
     let listing = async {
         dying.asked(1).await;
+        // Meanwhile the client is kept, by a comment.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         story.list("b", &well.endpoint);
     };
     let (seen, ()) = tokio::join!(reading, listing);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use lastgasp_router::continuation::sse::Parser;
-use lastgasp_router::continuation::{Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
+use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
@@ -144,6 +144,7 @@ proptest! {
             body.remove("return_token_ids");
         }
         let target = Target { engine, max_model_len: Some(2048), takes_chat_ids: engine == Engine::Vllm };
+        let body = Body::read(serde_json::to_vec(&body).unwrap().into()).unwrap();
         let mut stream = Continuation::new(*endpoint, body, Options { migrate, ..Options::default() });
         let mut client = Vec::new();
         let mut done = false;
@@ -221,7 +222,7 @@ fn a_request() {
         "request",
         &["\"stream\":true,", "\"prompt\":[1,2],", "\"n\":2,", "\"max_tokens\":-1,", "\"stop\":[\"\"],"],
         |input| {
-            let Ok(Value::Object(body)) = serde_json::from_slice(input) else { return None };
+            let body = Body::read(input.to_vec().into()).ok()?;
             let mut outcomes = Vec::new();
             for endpoint in [Endpoint::Chat, Endpoint::Completions] {
                 let options = Options { migrate: true, ..Options::default() };

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 fn moving() -> Config {
-    Config { migration_limit: 2, wait_for_worker: Duration::from_secs(20), ..Config::default() }
+    Config { migration_limit: 2, wait_for_worker: Duration::from_secs(20), tell_clients: true, ..Config::default() }
 }
 
 fn completion() -> Value {
@@ -52,7 +52,7 @@ async fn a_stream_whose_connection_breaks_goes_on_elsewhere() {
         let well = Worker::start("b", Behaviour::Well).await;
         story.list("b", &well.endpoint);
         let (client, text) = read(response).await;
-        assert!(text.contains(": lastgasp moved n/a -> n/b\n\n"), "{text}");
+        assert!(text.contains("\n\n: lastgasp moved n/a -> n/b\ndata: "), "{text}");
         same(client, path, &body);
         assert!(
             story.metric(r#"lastgasp_router_migrations_total{exactness="exact",reason="connection_broken"} 1"#),
@@ -222,7 +222,7 @@ async fn without_a_worker_the_client_is_kept_and_then_told() {
     let config = Config { wait_for_worker: Duration::from_millis(1500), ..moving() };
     let story = Story::start(config, &[&dying]).await;
     let (client, text) = story.stream(COMPLETIONS, &completion()).await;
-    assert!(text.contains(": lastgasp seeks a worker\n\n"), "{text}");
+    assert!(text.contains("\n\n: lastgasp seeks a worker\n"), "{text}");
     assert_eq!(client.ended().unwrap_err()["code"], "no_worker");
     story.signal(Mode::Lost, &["a"]);
     let response = story.post(COMPLETIONS, &completion()).await;

@@ -6,7 +6,7 @@ mod fake;
 
 use fake::{CONTEXT, Client, EOS, Fake, Frontend};
 use lastgasp_router::continuation::{
-    Continuation, Endpoint, Engine, Exactness, Options, Progress, Refusal, Target, Verdict, error_event,
+    Body, Continuation, Endpoint, Engine, Exactness, Options, Progress, Refusal, Target, Verdict, error_event,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -109,6 +109,10 @@ fn story() -> impl Strategy<Value = Story> {
     })
 }
 
+fn read(body: &Map<String, Value>) -> Body {
+    Body::read(serde_json::to_vec(body).unwrap().into()).unwrap()
+}
+
 /// A worker's bytes up to its death, and whether the body ends properly then.
 fn dying(events: &[String], death: Death) -> (Vec<u8>, bool) {
     let upto = |at: usize| events[..events.len() * at / 1000].concat().into_bytes();
@@ -141,7 +145,7 @@ fn play(story: &Story, deaths: &[Death]) -> (Vec<u8>, Vec<Exactness>) {
     // Where an EOS shares a chunk with text, and the finish_reason comes later, only its id tells.
     let eos_token_ids = if story.fake.interval > 1 { vec![EOS] } else { Vec::new() };
     let options = Options { migrate: true, eos_token_ids, ..Options::default() };
-    let mut stream = Continuation::new(story.endpoint, story.body.clone(), options);
+    let mut stream = Continuation::new(story.endpoint, read(&story.body), options);
     let mut client = Vec::new();
     let mut legs = Vec::new();
     let fail = |client: &mut Vec<u8>, reason: &str| client.extend(error_event("lost", reason));
@@ -158,7 +162,8 @@ fn play(story: &Story, deaths: &[Death]) -> (Vec<u8>, Vec<Exactness>) {
             }
         };
         legs.push(outgoing.exactness);
-        let Some(events) = story.fake.answer(outgoing.endpoint, &outgoing.body) else {
+        let Some(events) = story.fake.answer(outgoing.endpoint, &serde_json::from_slice(&outgoing.body).unwrap())
+        else {
             // The engine says that its context is full; where that was known, it was not asked.
             assert!(outgoing.exactness == Exactness::Approximate || !story.context);
             stream.finish_full(&mut client);

@@ -5,7 +5,8 @@
 #![forbid(unsafe_code)]
 
 use lastgasp_router::continuation::{
-    Broken, Continuation, Endpoint, Engine, Exactness, Options, Outgoing, Progress, Refusal, Target, Unmovable, Verdict,
+    Body, Broken, Continuation, Endpoint, Engine, Exactness, Options, Outgoing, Progress, Refusal, Target, Unmovable,
+    Verdict,
 };
 use serde_json::{Value, json};
 
@@ -20,17 +21,31 @@ const fn target(engine: Engine, max_model_len: Option<u64>) -> Target {
     Target { engine, max_model_len, takes_chat_ids: false }
 }
 
+/// A request for a worker, its body read.
+struct Sent {
+    endpoint: Endpoint,
+    body: Value,
+    exactness: Exactness,
+    as_it_came: bool,
+}
+
+impl From<Outgoing> for Sent {
+    fn from(Outgoing { endpoint, body, exactness, as_it_came, .. }: Outgoing) -> Self {
+        Self { endpoint, body: serde_json::from_slice(&body).unwrap(), exactness, as_it_came }
+    }
+}
+
 /// A stream under test.
 struct Stream {
     stream: Continuation,
-    first: Outgoing,
+    first: Sent,
     client: Vec<u8>,
 }
 
 impl Stream {
     fn with(endpoint: Endpoint, body: Value, target: Target, options: Options) -> Self {
-        let mut stream = Continuation::new(endpoint, body.as_object().unwrap().clone(), options);
-        let first = stream.resend(target).unwrap();
+        let mut stream = Continuation::new(endpoint, Body::read(body.to_string().into()).unwrap(), options);
+        let first = stream.resend(target).unwrap().into();
         Self { stream, first, client: Vec::new() }
     }
 
@@ -71,9 +86,9 @@ impl Stream {
         assert_eq!(self.feed(chunk), Progress::Going);
     }
 
-    fn moves_to(&mut self, target: Target) -> Outgoing {
+    fn moves_to(&mut self, target: Target) -> Sent {
         assert_eq!(self.stream.worker_failed(&mut self.client), Verdict::Move);
-        self.stream.resend(target).unwrap()
+        self.stream.resend(target).unwrap().into()
     }
 
     fn refuses(&mut self, target: Target) -> Unmovable {
@@ -490,6 +505,7 @@ fn what_must_not_be_moved_says_why() {
         (json!({ "grammar": "x" }), Unmovable::GuidedDecoding),
         (json!({ "regex": "x" }), Unmovable::GuidedDecoding),
         (json!({ "stop_regex": "x" }), Unmovable::StopRegex),
+        (json!({ "stop": vec!["x"; 1000] }), Unmovable::TooManyStops),
     ] {
         let mut stream = Stream::completions(prompt(extra));
         stream.begins(&[1]);

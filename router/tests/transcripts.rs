@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use lastgasp_router::continuation::{Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
+use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
 use serde_json::{Map, Value};
 
 struct Transcript {
@@ -37,9 +37,13 @@ fn transcripts() -> Vec<Transcript> {
     found
 }
 
+fn read(body: &Map<String, Value>) -> Body {
+    Body::read(serde_json::to_vec(body).unwrap().into()).unwrap()
+}
+
 fn replay(transcript: &Transcript, body: &Map<String, Value>, migrate: bool, piece: usize) -> Vec<u8> {
     let options = Options { migrate, ..Options::default() };
-    let mut stream = Continuation::new(transcript.endpoint, body.clone(), options);
+    let mut stream = Continuation::new(transcript.endpoint, read(body), options);
     stream.resend(Target { engine: Engine::Vllm, max_model_len: None, takes_chat_ids: false }).unwrap();
     let mut out = Vec::new();
     let mut progress = Progress::Going;
@@ -115,7 +119,7 @@ fn a_death_at_any_byte_sends_no_half_event_and_carries_no_half_character() {
     for transcript in transcripts() {
         for end in (0..transcript.stream.len()).step_by(13) {
             let options = Options { migrate: true, ..Options::default() };
-            let mut stream = Continuation::new(transcript.endpoint, transcript.body.clone(), options);
+            let mut stream = Continuation::new(transcript.endpoint, read(&transcript.body), options);
             let target = Target { engine: Engine::Vllm, max_model_len: Some(2048), takes_chat_ids: false };
             stream.resend(target).unwrap();
             let mut out = Vec::new();

@@ -68,6 +68,20 @@ fn assert_router(objects: &Objects) {
 }
 
 #[test]
+fn streams_are_moved_only_where_the_operator_has_said_so() {
+    let default = RouterArgs::parse_from(["lastgasp-router"]).migration_limit;
+    for (path, key) in [
+        ("deploy/kubernetes/router/router.yaml", "- --migration-limit="),
+        ("deploy/helm/lastgasp/values.yaml", "migrationLimit: "),
+    ] {
+        let text = render::text(path);
+        let said: Vec<u32> =
+            text.lines().filter_map(|line| line.trim().strip_prefix(key)).map(|limit| limit.parse().unwrap()).collect();
+        assert_eq!(said, [default], "{path}");
+    }
+}
+
+#[test]
 #[ignore = "installs packages from PyPI"]
 fn the_minimal_overlay_has_two_capabilities_and_a_worker_by_its_command_line() {
     let objects = kustomize("deploy/kubernetes/overlays/minimal");

@@ -148,11 +148,17 @@ impl LiveStream {
         }
     }
 
-    /// Events end at a blank line, wherever reads end.
+    /// Events end at a blank line and comments at the end of theirs, wherever reads end.
     fn take_events(&mut self) {
         let at = Instant::now();
-        while let Some(end) = self.unread.windows(2).position(|pair| pair == b"\n\n") {
-            let raw: Vec<u8> = self.unread.drain(..end + 2).collect();
+        loop {
+            let ends: &[u8] = if self.unread.first() == Some(&b':') { b"\n" } else { b"\n\n" };
+            let Some(end) = self.unread.windows(ends.len()).position(|bytes| bytes == ends) else { return };
+            let raw: Vec<u8> = self.unread.drain(..end + ends.len()).collect();
+            // The blank line that others put behind a comment belongs to it.
+            while raw.starts_with(b":") && self.unread.first() == Some(&b'\n') {
+                self.unread.remove(0);
+            }
             self.transcript.take(at, String::from_utf8_lossy(&raw).trim_end());
         }
     }

@@ -210,7 +210,8 @@ fn ready_file(name: &str, folder: &Path) -> PathBuf {
 fn launch(name: &str, arguments: &[&str], folder: &Path) -> Result<Process, HarnessError> {
     let mut command = Command::new(binaries::find("lastgasp-router")?);
     command.args(["--listen", "127.0.0.1:0", "--name", name]).args(arguments);
-    command.args(["--log", "info,lastgasp_router=debug"]);
+    // What a transcript says of workers and moves, it has from there.
+    command.args(["--log", "info,lastgasp_router=debug", "--tell-clients"]);
     command.arg("--ready-file").arg(ready_file(name, folder));
     Process::spawn(name, command, folder)
 }

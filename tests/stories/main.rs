@@ -26,6 +26,7 @@ mod history;
 mod hostile_names;
 mod infera;
 mod killed_as_it_is_listed;
+mod large_bodies;
 mod many_restarts;
 mod many_workers;
 mod nats;

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
@@ -15,6 +15,11 @@ pub(crate) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
+    /// An object of these members, none of which stands there twice.
+    pub(crate) fn of(members: impl Iterator<Item = (Cow<'a, str>, Cow<'a, str>)>) -> Self {
+        Self { members: members.collect() }
+    }
+
     /// Reads an object; `None` for any other text.
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
@@ -108,6 +113,87 @@ pub(crate) fn object_and_list<'a>(text: &'a str, key: &'static str) -> Option<(O
     Some(found)
 }
 
+/// The text of the last member of this name; `None` if there is none, or the text is no object.
+pub(crate) fn member<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut found = None;
+    members(text, |name, value| {
+        if name == key {
+            found = Some(value);
+        }
+    })
+    .then_some(found)?
+}
+
+/// An object with these members in the place of its own of their names; of them alone if the text is no object.
+pub(crate) fn with_members(text: Option<&str>, changes: &[(&str, &str)]) -> String {
+    let added: usize = changes.iter().map(|(key, value)| key.len() + value.len() + 6).sum();
+    let mut out = String::with_capacity(text.map_or(0, str::len) + added + 2);
+    let write = |out: &mut String, key: &str, value: &str| {
+        out.push(if out.is_empty() { '{' } else { ',' });
+        out.push_str(&self::text(key));
+        out.push(':');
+        out.push_str(value);
+    };
+    let kept = |key: &str| changes.iter().all(|(changed, _)| *changed != key);
+    if !text.is_some_and(|text| {
+        members(text, |key, value| {
+            if kept(key) {
+                write(&mut out, key, value);
+            }
+        })
+    }) {
+        out.clear();
+    }
+    for (key, value) in changes {
+        write(&mut out, key, value);
+    }
+    out.push('}');
+    out
+}
+
+/// Shows each element of a list; false if the text is none.
+pub(crate) fn each<'a>(text: &'a str, see: impl FnMut(&'a str)) -> bool {
+    struct Elements<F>(F);
+    impl<'de, F: FnMut(&'de str)> Visitor<'de> for Elements<F> {
+        type Value = ();
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+            while let Some(element) = list.next_element::<&'de RawValue>()? {
+                self.0(element.get());
+            }
+            Ok(())
+        }
+    }
+    serde_json::Deserializer::from_str(text).deserialize_seq(Elements(see)).is_ok()
+}
+
+/// A list with one more element, which is JSON.
+pub(crate) fn appended(list: &str, element: &str) -> Option<String> {
+    let inside = list.strip_suffix(']')?.trim_ascii_end();
+    let comma = if inside == "[" { "" } else { "," };
+    Some([inside, comma, element, "]"].concat())
+}
+
+/// Shows each member of an object; false if the text is none.
+fn members<'a>(text: &'a str, see: impl FnMut(&str, &'a str)) -> bool {
+    struct Members<F>(F);
+    impl<'de, F: FnMut(&str, &'de str)> Visitor<'de> for Members<F> {
+        type Value = ();
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+            while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+                self.0(&key, map.next_value::<&'de RawValue>()?.get());
+            }
+            Ok(())
+        }
+    }
+    serde_json::Deserializer::from_str(text).deserialize_map(Members(see)).is_ok()
+}
+
 /// A list of JSON texts, borrowed from the input.
 pub(crate) fn elements(text: &str) -> Option<Vec<&str>> {
     let elements: Vec<&RawValue> = serde_json::from_str(text).ok()?;
@@ -165,7 +251,7 @@ impl<'de> Visitor<'de> for WithList {
 }
 
 /// A key, borrowed where it has no escapes (serde's own `Cow` always copies).
-struct Key<'a>(Cow<'a, str>);
+pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Key<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -202,6 +288,21 @@ mod tests {
     fn null_is_the_same_as_absent() {
         let object = Object::parse(r#"{"a":null,"b":3}"#).unwrap();
         assert_eq!((object.present("a"), object.get::<u64>("b"), object.get::<String>("b")), (None, Some(3), None));
+    }
+
+    #[test]
+    fn parts_of_a_text_are_found_and_changed_where_they_stand() {
+        assert_eq!(member(r#"{"a":1,"b":[ 2 ],"a":3}"#, "a"), Some("3"));
+        assert_eq!((member("[1]", "a"), member("{\"b\":1}", "a")), (None, None));
+        assert_eq!(
+            with_members(Some(r#"{"a":1, "b":{"c":[]}}"#), &[("a", "2"), ("d", "3")]),
+            r#"{"b":{"c":[]},"a":2,"d":3}"#
+        );
+        assert_eq!([Some("7"), None].map(|text| with_members(text, &[("a", "2")])), [r#"{"a":2}"#; 2]);
+        let mut seen = Vec::new();
+        assert!(each("[1, [2],\"]\" ]", |element| seen.push(element)) && !each("{}", |_| {}));
+        assert_eq!(seen, ["1", "[2]", "\"]\""]);
+        assert_eq!(["[]", "[ ]", "[1, 2 ]"].map(|list| appended(list, "3").unwrap()), ["[3]", "[3]", "[1, 2,3]"]);
     }
 
     #[test]

@@ -6,8 +6,7 @@
 //! character whose text is yet to come, and nothing in the stream says so. After such a
 //! seam the first text is looked at: a leak contains the prompt and all that was sent.
 
-use serde_json::Value;
-
+use super::json;
 use super::request::{Prompt, Request};
 
 /// What the first text after a seam is.
@@ -28,7 +27,7 @@ pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> Verdic
     }
     match last_words(request) {
         Some(words) => {
-            let Some(at) = first.find(words) else { return Verdict::Clean };
+            let Some(at) = first.find(&words) else { return Verdict::Clean };
             // Then the end of the template, then what was sent, then what is new.
             let after = &first[at + words.len()..];
             let mut places = (0..after.len()).filter(|&at| after.is_char_boundary(at) && after[at..].starts_with(sent));
@@ -45,29 +44,36 @@ pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> Verdic
 }
 
 /// The end of what the client wrote, which a leak must contain.
-fn last_words(request: &Request) -> Option<&str> {
-    let words = match &request.prompt {
-        Prompt::Text(text) => text.as_str(),
+fn last_words(request: &Request) -> Option<String> {
+    let words = match request.prompt {
+        Prompt::Text => request.body.get::<String>("prompt")?,
         Prompt::Ids(_) => return None,
-        Prompt::Other => {
-            let message = request.body.get("messages").and_then(Value::as_array)?.last()?;
-            let content = message.get("content")?;
-            let last = content.as_array().and_then(|parts| parts.last());
-            last.and_then(|part| part.get("text")).unwrap_or(content).as_str()?
+        Prompt::Several(_) | Prompt::Other => {
+            let message = last(request.body.raw("messages")?)?;
+            let content = json::member(message, "content")?;
+            let text = last(content).and_then(|part| json::member(part, "text")).unwrap_or(content);
+            serde_json::from_str(text).ok()?
         }
     };
-    (!words.is_empty()).then_some(words)
+    Some(words).filter(|words| !words.is_empty())
+}
+
+fn last(list: &str) -> Option<&str> {
+    let mut last = None;
+    json::each(list, |element| last = Some(element));
+    last
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
+    use super::super::body::Body;
     use super::super::request::Endpoint;
     use super::*;
 
     fn request(body: Value) -> Request {
-        Request::new(Endpoint::Completions, body.as_object().unwrap().clone(), false)
+        Request::new(Endpoint::Completions, Body::read(body.to_string().into()).unwrap(), false)
     }
 
     #[test]

@@ -23,6 +23,7 @@
 //! a later one (vLLM's Rust frontend), a worker that dies between the two has sent an
 //! end-of-sequence id that looks like any other, unless [`Options::eos_token_ids`] names it.
 
+mod body;
 mod chunk;
 mod envelope;
 mod json;
@@ -36,6 +37,7 @@ mod stream;
 mod unmovable;
 mod write;
 
+pub use body::{Body, Unreadable};
 pub use request::{Endpoint, Engine};
 pub use resend::{Exactness, Outgoing, Refusal, Target};
 pub use stream::{Broken, Continuation, Options, Progress, Verdict};

@@ -1,8 +1,8 @@
 //! What a client asked for, as far as continuing it is concerned.
 
-use serde_json::{Map, Value};
-
-use super::stop::Stops;
+use super::body::Body;
+use super::json;
+use super::stop::{Stops, TooMany};
 use super::unmovable::Unmovable;
 
 /// Which endpoint the client called, or a continuation is sent to.
@@ -84,20 +84,42 @@ impl Engine {
     }
 }
 
-/// The prompt of a completion.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What the prompt of a completion is. It stays in the body: it may be nearly all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
+    Text,
+    /// So many ids.
+    Ids(usize),
+    /// A list of so many prompts.
+    Several(u64),
     /// A conversation, or nothing that can be extended.
     Other,
+}
+
+impl Prompt {
+    fn of(body: &Body) -> Self {
+        let Some(text) = body.raw("prompt") else { return Self::Other };
+        if text.starts_with('"') {
+            return Self::Text;
+        }
+        let (mut count, mut ids) = (0, true);
+        let list = json::each(text, |element| {
+            count += 1;
+            ids &= element.parse::<u32>().is_ok();
+        });
+        match (list, ids) {
+            (true, true) => Self::Ids(count),
+            (true, false) => Self::Several(count as u64),
+            (false, _) => Self::Other,
+        }
+    }
 }
 
 /// A request, read once.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) endpoint: Endpoint,
-    pub(crate) body: Map<String, Value>,
+    pub(crate) body: Body,
     /// Why it must not be moved once something was sent.
     pub(crate) refusal: Option<Unmovable>,
     /// Choices that must finish.
@@ -116,100 +138,90 @@ pub(crate) struct Request {
     /// The model may call tools. The completions endpoint would not know of them.
     pub(crate) tools: bool,
     pub(crate) min_tokens: u64,
-    pub(crate) stop_token_ids: Vec<u32>,
 }
 
 impl Request {
-    pub(crate) fn new(endpoint: Endpoint, body: Map<String, Value>, strict: bool) -> Self {
-        let flag = |key: &str| body.get(key).and_then(Value::as_bool).unwrap_or(false);
-        let option = |key: &str| {
-            body.get("stream_options").and_then(|options| options.get(key)).and_then(Value::as_bool).unwrap_or(false)
+    pub(crate) fn new(endpoint: Endpoint, body: Body, strict: bool) -> Self {
+        let options = body.present("stream_options");
+        let option = |key| options.and_then(|options| json::member(options, key)) == Some("true");
+        let prompt = Prompt::of(&body);
+        let (stops, refusal) = match Stops::of(&body) {
+            Ok(stops) => (stops, refusal(endpoint, &body, prompt, strict)),
+            Err(TooMany) => (None, refusal(endpoint, &body, prompt, strict).or(Some(Unmovable::TooManyStops))),
         };
-        let prompt = match body.get("prompt") {
-            Some(Value::String(text)) => Prompt::Text(text.clone()),
-            Some(list @ Value::Array(_)) => serde_json::from_value(list.clone()).map_or(Prompt::Other, Prompt::Ids),
-            _ => Prompt::Other,
-        };
-        let stops = Stops::of(&body);
-        let min_tokens = count(&body, "min_tokens").unwrap_or(0);
+        let min_tokens = body.get("min_tokens").unwrap_or(0);
         let tools = has_tools(&body);
+        let prompts = if let Prompt::Several(count) = prompt { count } else { 1 };
         Self {
             endpoint,
-            refusal: refusal(endpoint, &body, &prompt, strict),
-            choices: count(&body, "n").unwrap_or(1).max(1).saturating_mul(prompts(&body, &prompt)),
-            wants_ids: flag("return_token_ids"),
+            refusal,
+            choices: body.get("n").unwrap_or(1_u64).max(1).saturating_mul(prompts),
+            wants_ids: body.flag("return_token_ids"),
             wants_usage: option("include_usage"),
             wants_continuous_usage: option("include_usage") && option("continuous_usage_stats"),
-            echo: flag("echo"),
+            echo: body.flag("echo"),
             needs_text: has_media(&body)
                 || stops.is_some() && (min_tokens > 0 || tools)
-                || tools && body.get("tool_choice").is_some_and(|choice| choice != "auto" && !choice.is_null()),
+                || tools && body.present("tool_choice").is_some_and(|choice| !is(choice, "auto")),
             tools,
             stops,
             min_tokens,
-            stop_token_ids: body
-                .get("stop_token_ids")
-                .and_then(|ids| serde_json::from_value(ids.clone()).ok())
-                .unwrap_or_default(),
             prompt,
             body,
         }
     }
 
-    /// The most tokens the client wants, or `None` for as many as the context holds.
+    /// The most tokens the client wants, or `None` for as many as the context holds. A negative number means
+    /// "no bound" to llama.cpp.
     pub(crate) fn budget(&self, engine: Engine) -> Option<u64> {
         match self.endpoint {
-            Endpoint::Chat => count(&self.body, "max_completion_tokens").or_else(|| count(&self.body, "max_tokens")),
-            Endpoint::Completions if self.body.contains_key("max_tokens") => count(&self.body, "max_tokens"),
+            Endpoint::Chat => self.body.get("max_completion_tokens").or_else(|| self.body.get("max_tokens")),
+            Endpoint::Completions if self.body.raw("max_tokens").is_some() => self.body.get("max_tokens"),
             Endpoint::Completions => engine.default_budget(),
         }
     }
 
     /// A chat that the completions endpoint would answer with less: it has no chat logprobs.
     pub(crate) fn loses_on_completions(&self) -> bool {
-        self.body.get("logprobs").and_then(Value::as_bool).unwrap_or(false)
+        self.body.flag("logprobs")
+    }
+
+    /// Whether this token is one of those that end the answer.
+    pub(crate) fn stops_at(&self, token: u32) -> bool {
+        let mut found = false;
+        if let Some(list) = self.body.raw("stop_token_ids") {
+            json::each(list, |id| found |= id.parse() == Ok(token));
+        }
+        found
     }
 }
 
-/// A number that counts something; negative ones mean "no bound" to llama.cpp.
-pub(crate) fn count(body: &Map<String, Value>, key: &str) -> Option<u64> {
-    body.get(key).and_then(Value::as_u64)
+/// Whether a JSON text is this string.
+pub(crate) fn is(text: &str, string: &str) -> bool {
+    serde_json::from_str::<String>(text).is_ok_and(|text| text == string)
 }
 
-fn prompts(body: &Map<String, Value>, prompt: &Prompt) -> u64 {
-    match (prompt, body.get("prompt")) {
-        (Prompt::Other, Some(Value::Array(list))) => (list.len() as u64).max(1),
-        _ => 1,
-    }
-}
-
-fn present(body: &Map<String, Value>, key: &str) -> bool {
-    body.get(key).is_some_and(|value| !value.is_null())
-}
-
-fn refusal(endpoint: Endpoint, body: &Map<String, Value>, prompt: &Prompt, strict: bool) -> Option<Unmovable> {
+fn refusal(endpoint: Endpoint, body: &Body, prompt: Prompt, strict: bool) -> Option<Unmovable> {
     /// Parameters of guided decoding: OpenAI's, vLLM's old and new, SGLang's, llama.cpp's.
     const GUIDED: [&str; 6] = ["structured_outputs", "grammar", "regex", "ebnf", "json_schema", "structural_tag"];
-    let above_one = |key| count(body, key).is_some_and(|n| n > 1);
-    let not_default = |key: &str, default: f64| {
-        body.get(key).and_then(Value::as_f64).is_some_and(|value| (value - default).abs() > f64::EPSILON)
-    };
-    let format = body.get("response_format").and_then(|format| format.get("type")).and_then(Value::as_str);
-    let batch = *prompt == Prompt::Other && matches!(body.get("prompt"), Some(Value::Array(_)));
+    let above_one = |key| body.get::<u64>(key).is_some_and(|n| n > 1);
+    let not_default =
+        |key, default: f64| body.get::<f64>(key).is_some_and(|value| (value - default).abs() > f64::EPSILON);
+    let text_only = |format: &str| json::member(format, "type").is_some_and(|kind| is(kind, "text"));
     if above_one("n") || above_one("best_of") {
         Some(Unmovable::SeveralChoices)
-    } else if endpoint == Endpoint::Completions && batch {
+    } else if endpoint == Endpoint::Completions && matches!(prompt, Prompt::Several(_)) {
         Some(Unmovable::PromptBatch)
-    } else if body.get("use_beam_search").and_then(Value::as_bool).unwrap_or(false) {
+    } else if body.flag("use_beam_search") {
         Some(Unmovable::BeamSearch)
-    } else if present(body, "suffix") && body["suffix"] != "" {
+    } else if body.present("suffix").is_some_and(|suffix| suffix != "\"\"") {
         Some(Unmovable::Suffix)
-    } else if present(body, "response_format") && format != Some("text")
-        || GUIDED.iter().any(|key| present(body, key))
-        || body.keys().any(|key| key.starts_with("guided_") && present(body, key))
+    } else if body.present("response_format").is_some_and(|format| !text_only(format))
+        || GUIDED.iter().any(|key| body.present(key).is_some())
+        || body.keys().any(|key| key.starts_with("guided_") && body.present(key).is_some())
     {
         Some(Unmovable::GuidedDecoding)
-    } else if present(body, "stop_regex") {
+    } else if body.present("stop_regex").is_some() {
         Some(Unmovable::StopRegex)
     } else if strict
         && (not_default("presence_penalty", 0.0)
@@ -217,25 +229,32 @@ fn refusal(endpoint: Endpoint, body: &Map<String, Value>, prompt: &Prompt, stric
             || not_default("repetition_penalty", 1.0))
     {
         Some(Unmovable::StrictPenalties)
-    } else if strict && present(body, "seed") {
+    } else if strict && body.present("seed").is_some() {
         Some(Unmovable::StrictSeed)
     } else {
         None
     }
 }
 
-fn has_tools(body: &Map<String, Value>) -> bool {
-    let list = |key: &str| body.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+fn has_tools(body: &Body) -> bool {
+    let list = |key| body.raw(key).and_then(|text| text.strip_prefix('[')).is_some_and(|rest| rest.trim_ascii() != "]");
     list("tools")
         || list("functions")
-        || present(body, "function_call")
-        || present(body, "tool_choice") && body["tool_choice"] != "none"
+        || body.present("function_call").is_some()
+        || body.present("tool_choice").is_some_and(|choice| !is(choice, "none"))
 }
 
 /// Images and the like: their ids stand for content that only the messages carry.
-fn has_media(body: &Map<String, Value>) -> bool {
-    let messages = body.get("messages").and_then(Value::as_array).into_iter().flatten();
-    messages.filter_map(|message| message.get("content")?.as_array()).flatten().any(|part| {
-        !part.is_string() && !matches!(part.get("type").and_then(Value::as_str), Some("text" | "refusal" | "thinking"))
-    })
+fn has_media(body: &Body) -> bool {
+    let mut found = false;
+    let medium = |part: &str| {
+        let harmless = |kind| ["text", "refusal", "thinking"].iter().any(|harmless| is(kind, harmless));
+        !part.starts_with('"') && !json::member(part, "type").is_some_and(harmless)
+    };
+    json::each(body.raw("messages").unwrap_or_default(), |message| {
+        if let Some(content) = json::member(message, "content") {
+            json::each(content, |part| found |= medium(part));
+        }
+    });
+    found
 }

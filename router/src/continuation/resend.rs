@@ -1,8 +1,11 @@
 //! The request that continues a stream on another worker.
 
-use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
 
-use super::request::{Endpoint, Engine, Prompt, Request};
+use bytes::Bytes;
+
+use super::json::{self, Object, member, text, with_members};
+use super::request::{Endpoint, Engine, Prompt, Request, is};
 use super::unmovable::Unmovable;
 
 /// What is known of the worker that a request goes to.
@@ -41,20 +44,67 @@ impl Exactness {
 }
 
 /// A request for a worker.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outgoing {
     /// Where it goes.
     pub endpoint: Endpoint,
     /// Its JSON body.
-    pub body: Value,
+    pub body: Bytes,
     /// How faithful it is.
     pub exactness: Exactness,
     /// The client's body without any change.
     pub as_it_came: bool,
+    /// No most tokens are named: whatever does not fit, it is not they.
+    pub open_ended: bool,
+}
+
+/// What a request for a worker will be.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) body: Object<'a>,
+    pub(crate) exactness: Exactness,
+    /// Nothing was changed.
+    pub(crate) as_it_came: bool,
     /// Running counts were asked for, which the client is not to see unless it asked too.
     pub(crate) counting: bool,
     /// The ids that a chat's prompt consists of, if the engine takes them: it says so in its first chunk.
     pub(crate) prompt: Option<Vec<u32>>,
+}
+
+/// The ids that a prompt consists of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PromptIds<'a> {
+    /// An engine told them.
+    Told(&'a [u32]),
+    /// They stand in the request: as text, and how many.
+    Asked(&'a str, usize),
+}
+
+impl PromptIds<'_> {
+    pub(crate) const fn len(self) -> usize {
+        match self {
+            Self::Told(ids) => ids.len(),
+            Self::Asked(_, count) => count,
+        }
+    }
+
+    /// The JSON list of them and of what was produced.
+    fn and(self, produced: &[u32]) -> String {
+        let (begin, more) = match self {
+            Self::Told(ids) => ("[", ids),
+            Self::Asked(list, _) => (list.strip_suffix(']').unwrap_or("[").trim_ascii_end(), &[][..]),
+        };
+        // An id of today's models has six digits.
+        let mut list = String::with_capacity(begin.len() + 7 * (more.len() + produced.len()) + 1);
+        list.push_str(begin);
+        for id in more.iter().chain(produced) {
+            let comma = if list.ends_with('[') { "" } else { "," };
+            write!(list, "{comma}{id}").expect("a string takes all");
+        }
+        list.push(']');
+        list
+    }
 }
 
 /// Why no request can be made.
@@ -70,7 +120,7 @@ pub enum Refusal {
 #[derive(Debug)]
 pub(crate) struct Carried<'a> {
     /// Prompt ids and produced ids, if they are exact.
-    pub(crate) ids: Option<(&'a [u32], &'a [u32])>,
+    pub(crate) ids: Option<(PromptIds<'a>, &'a [u32])>,
     /// All content.
     pub(crate) text: &'a str,
     /// Reasoning was sent.
@@ -82,9 +132,9 @@ pub(crate) struct Carried<'a> {
 }
 
 /// The first request, or the same one again. `migrate`: it may have to be continued.
-pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoing {
+pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Plan<'_> {
     let Target { engine, .. } = target;
-    let mut body = request.body.clone();
+    let mut body = request.body.object();
     // Asked for ids, vLLM's Python frontend leaves the echo out.
     let ask_ids = migrate && !request.needs_text && !request.echo && engine.gives_ids(request.endpoint);
     // With tools, ids may be fewer than tokens (vllm#27482): the count tells.
@@ -95,9 +145,9 @@ pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoin
     if counting {
         count_as_it_goes(&mut body);
     }
-    Outgoing {
+    Plan {
         endpoint: request.endpoint,
-        body: Value::Object(body),
+        body,
         exactness: Exactness::Whole,
         as_it_came: !ask_ids && !counting,
         counting,
@@ -106,13 +156,13 @@ pub(crate) fn whole(request: &Request, target: Target, migrate: bool) -> Outgoin
 }
 
 /// The request that continues `carried` on `target`.
-pub(crate) fn continued(
-    request: &Request,
+pub(crate) fn continued<'a>(
+    request: &'a Request,
     carried: &Carried<'_>,
     target: Target,
     strict: bool,
     stops_taken: bool,
-) -> Result<Outgoing, Refusal> {
+) -> Result<Plan<'a>, Refusal> {
     let exact = match carried.ids {
         Some(ids) if !request.needs_text && !carried.tool_calls => by_ids(request, carried, ids, target)?,
         _ => None,
@@ -128,8 +178,8 @@ pub(crate) fn continued(
     if request.min_tokens > 0 {
         let least = request.min_tokens.saturating_sub(carried.tokens);
         // A smaller context may have lowered the maximum; a minimum above it is a 400 of vLLM.
-        let most = super::request::count(&body, "max_tokens").unwrap_or(u64::MAX);
-        body.insert("min_tokens".into(), least.min(most).into());
+        let most = body.get("max_tokens").unwrap_or(u64::MAX);
+        body.set("min_tokens", least.min(most).to_string());
     }
     let counting = (exactness == Exactness::Approximate || request.tools) && target.engine.counts_as_it_goes();
     if exactness == Exactness::Exact && target.engine.gives_ids(endpoint) {
@@ -140,27 +190,31 @@ pub(crate) fn continued(
     if counting {
         count_as_it_goes(&mut body);
     }
-    let prompt = (exactness == Exactness::Exact && request.endpoint == Endpoint::Chat && endpoint == Endpoint::Chat)
-        .then(|| carried.ids.map(|(prompt, produced)| [prompt, produced].concat()))
-        .flatten();
-    Ok(Outgoing { endpoint, body: Value::Object(body), exactness, as_it_came: false, counting, prompt })
+    let prompt = match carried.ids {
+        Some((PromptIds::Told(prompt), produced))
+            if exactness == Exactness::Exact && (request.endpoint, endpoint) == (Endpoint::Chat, Endpoint::Chat) =>
+        {
+            Some([prompt, produced].concat())
+        }
+        _ => None,
+    };
+    Ok(Plan { endpoint, body, exactness, as_it_came: false, counting, prompt })
 }
 
-fn count_as_it_goes(body: &mut Map<String, Value>) {
-    let mut options = body.get("stream_options").and_then(Value::as_object).cloned().unwrap_or_default();
-    options.insert("include_usage".into(), true.into());
-    options.insert("continuous_usage_stats".into(), true.into());
-    body.insert("stream_options".into(), options.into());
+fn count_as_it_goes(body: &mut Object<'_>) {
+    let wanted = [("include_usage", "true"), ("continuous_usage_stats", "true")];
+    let options = with_members(body.present("stream_options"), &wanted);
+    body.set("stream_options", options);
 }
 
-fn ask(request: &Request, body: &mut Map<String, Value>) {
-    body.insert("return_token_ids".into(), true.into());
+fn ask(request: &Request, body: &mut Object<'_>) {
+    body.set("return_token_ids", "true");
     if request.stops.is_some() {
         drop_stops(body);
     }
 }
 
-fn drop_stops(body: &mut Map<String, Value>) {
+fn drop_stops(body: &mut Object<'_>) {
     body.remove("stop");
     body.remove("include_stop_str_in_output");
 }
@@ -190,59 +244,59 @@ const CHAT_ONLY: [&str; 20] = [
 ];
 
 /// A body and the endpoint it is for.
-type Addressed = (Endpoint, Map<String, Value>);
+type Addressed<'a> = (Endpoint, Object<'a>);
 
 /// `None` if this target cannot continue it by ids.
-fn by_ids(
-    request: &Request,
+fn by_ids<'a>(
+    request: &'a Request,
     carried: &Carried<'_>,
-    (prompt, produced): (&[u32], &[u32]),
+    (prompt, produced): (PromptIds<'_>, &[u32]),
     target: Target,
-) -> Result<Option<Addressed>, Refusal> {
-    let ids: Vec<u32> = prompt.iter().chain(produced).copied().collect();
-    let room = target.max_model_len.map(|len| len.saturating_sub(ids.len() as u64));
+) -> Result<Option<Addressed<'a>>, Refusal> {
+    let length = (prompt.len() + produced.len()) as u64;
+    let room = target.max_model_len.map(|len| len.saturating_sub(length));
     if room == Some(0) {
         return Err(Refusal::ContextFull);
     }
     let budget = request.budget(target.engine).map(|budget| budget.saturating_sub(carried.tokens).max(1));
     // The next worker's context may be smaller; asked for more than it holds, vLLM answers 400.
     let budget = budget.map(|budget| room.map_or(budget, |room| budget.min(room)));
+    let mut body = request.body.object();
     if request.endpoint == Endpoint::Completions {
-        let mut body = request.body.clone();
-        body.insert("prompt".into(), json!(ids));
+        body.set("prompt", prompt.and(produced));
         if let Some(budget) = budget {
-            body.insert("max_tokens".into(), budget.into());
+            body.set("max_tokens", budget.to_string());
         }
         return Ok(Some((Endpoint::Completions, body)));
     }
     // The chat endpoint keeps the parsers of reasoning and tool calls, and chat logprobs.
     if target.takes_chat_ids {
-        let mut body = request.body.clone();
-        let mut parameters = body.get("kv_transfer_params").and_then(Value::as_object).cloned().unwrap_or_default();
-        parameters.insert("prompt_token_ids".into(), json!(ids));
-        body.insert("kv_transfer_params".into(), parameters.into());
+        let ids = prompt.and(produced);
+        let parameters = with_members(body.present("kv_transfer_params"), &[("prompt_token_ids", &ids)]);
+        body.set("kv_transfer_params", parameters);
         // vLLM gives the newer name precedence.
-        if let (Some(budget), Some(_)) = (budget, body.remove("max_completion_tokens").or(body.remove("max_tokens"))) {
-            body.insert("max_tokens".into(), budget.into());
+        let [newer, older] = ["max_completion_tokens", "max_tokens"].map(|key| body.remove(key));
+        if let Some(budget) = budget.filter(|_| newer || older) {
+            body.set("max_tokens", budget.to_string());
         }
         return Ok(Some((Endpoint::Chat, body)));
     }
     if carried.reasoning || request.tools || request.loses_on_completions() || budget.or(room).is_none() {
         return Ok(None);
     }
-    let mut body = Map::new();
-    for (key, value) in request.body.iter().filter(|(key, _)| !CHAT_ONLY.contains(&key.as_str())) {
-        body.insert(key.clone(), value.clone());
+    for key in CHAT_ONLY {
+        body.remove(key);
     }
-    body.insert("prompt".into(), json!(ids));
+    body.set("prompt", prompt.and(produced));
     // Never left out: the endpoint's default is 16.
     if let Some(budget) = budget.or(room) {
-        body.insert("max_tokens".into(), budget.into());
+        body.set("max_tokens", budget.to_string());
     }
     Ok(Some((Endpoint::Completions, body)))
 }
 
-fn by_text(request: &Request, carried: &Carried<'_>, target: Target) -> Result<Map<String, Value>, Refusal> {
+fn by_text<'a>(request: &'a Request, carried: &Carried<'_>, target: Target) -> Result<Object<'a>, Refusal> {
+    const NOT_TEXT: Refusal = Refusal::Unmovable(Unmovable::PromptNotText);
     let unmovable = |reason| Err(Refusal::Unmovable(reason));
     if carried.tool_calls {
         return unmovable(Unmovable::ToolCalls);
@@ -250,52 +304,73 @@ fn by_text(request: &Request, carried: &Carried<'_>, target: Target) -> Result<M
     if carried.reasoning {
         return unmovable(Unmovable::ReasoningWithoutIds);
     }
-    let mut body = request.body.clone();
-    match (request.endpoint, &request.prompt) {
-        (Endpoint::Completions, Prompt::Text(prompt)) => {
-            let echoed = request.echo && carried.text.starts_with(prompt.as_str());
-            let text = if echoed { carried.text.to_owned() } else { format!("{prompt}{}", carried.text) };
-            body.insert("prompt".into(), text.into());
+    let mut body = request.body.object();
+    match (request.endpoint, request.prompt) {
+        (Endpoint::Completions, Prompt::Text) => {
+            let prompt = request.body.raw("prompt").ok_or(NOT_TEXT)?;
+            let echoed = request.echo
+                && serde_json::from_str::<String>(prompt).is_ok_and(|prompt| carried.text.starts_with(&prompt));
+            body.set("prompt", if echoed { text(carried.text) } else { longer(prompt, carried.text).ok_or(NOT_TEXT)? });
             if let Some(budget) = request.budget(target.engine) {
-                body.insert("max_tokens".into(), budget.saturating_sub(carried.tokens).max(1).into());
+                body.set("max_tokens", budget.saturating_sub(carried.tokens).max(1).to_string());
             }
         }
         (Endpoint::Completions, Prompt::Ids(_)) => return unmovable(Unmovable::TokenPromptWithoutIds),
-        (Endpoint::Completions, Prompt::Other) => return unmovable(Unmovable::PromptNotText),
+        (Endpoint::Completions, Prompt::Several(_) | Prompt::Other) => return Err(NOT_TEXT),
         // It refuses the fields without which a new turn would begin.
         (Endpoint::Chat, _) if target.engine == Engine::Trtllm => return unmovable(Unmovable::ChatNotContinuable),
         (Endpoint::Chat, _) => {
-            let begun = body.get("continue_final_message").and_then(Value::as_bool).unwrap_or(false);
-            let Some(messages) = body.get_mut("messages").and_then(Value::as_array_mut) else {
-                return unmovable(Unmovable::PromptNotText);
-            };
-            match messages.last_mut() {
-                Some(last) if begun && last["role"] == "assistant" => extend(last, carried.text)?,
-                _ => messages.push(json!({ "role": "assistant", "content": carried.text })),
+            let messages = request.body.raw("messages").ok_or(NOT_TEXT)?;
+            let mut last = None;
+            if !json::each(messages, |message| last = Some(message)) {
+                return Err(NOT_TEXT);
             }
-            body.insert("continue_final_message".into(), true.into());
-            body.insert("add_generation_prompt".into(), false.into());
+            let is_begun = request.body.flag("continue_final_message");
+            let begun = last.filter(|last| is_begun && member(last, "role").is_some_and(|role| is(role, "assistant")));
+            let messages = match begun {
+                Some(last) => {
+                    let content = extended(member(last, "content"), carried.text).ok_or(NOT_TEXT)?;
+                    let last_begins = last.as_ptr().addr() - messages.as_ptr().addr();
+                    [&messages[..last_begins], &with_members(Some(last), &[("content", &content)]), "]"].concat()
+                }
+                None => {
+                    let content = text(carried.text);
+                    let said = with_members(None, &[("role", "\"assistant\""), ("content", &content)]);
+                    json::appended(messages, &said).ok_or(NOT_TEXT)?
+                }
+            };
+            body.set("messages", messages);
+            body.set("continue_final_message", "true");
+            body.set("add_generation_prompt", "false");
             reduce(&mut body, carried.tokens);
         }
     }
     Ok(body)
 }
 
-fn extend(message: &mut Value, text: &str) -> Result<(), Refusal> {
-    match &mut message["content"] {
-        Value::String(content) => content.push_str(text),
-        Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
-        content @ Value::Null => *content = text.into(),
-        _ => return Err(Refusal::Unmovable(Unmovable::PromptNotText)),
+/// A JSON string with more text at its end.
+fn longer(string: &str, more: &str) -> Option<String> {
+    Some([string.strip_suffix('"')?, text(more).strip_prefix('"')?].concat())
+}
+
+/// The content of a message with more text at its end; `None` if it is of an unknown kind.
+fn extended(content: Option<&str>, more: &str) -> Option<String> {
+    match content.filter(|content| *content != "null") {
+        None => Some(text(more)),
+        Some(content) if content.starts_with('"') => longer(content, more),
+        Some(content) if content.starts_with('[') => {
+            let more = text(more);
+            json::appended(content, &with_members(None, &[("type", "\"text\""), ("text", &more)]))
+        }
+        Some(_) => None,
     }
-    Ok(())
 }
 
 /// Takes what was produced from the maxima, which never fall below 1.
-fn reduce(body: &mut Map<String, Value>, produced: u64) {
+fn reduce(body: &mut Object<'_>, produced: u64) {
     for key in ["max_tokens", "max_completion_tokens"] {
-        if let Some(most) = super::request::count(body, key) {
-            body.insert(key.into(), most.saturating_sub(produced).max(1).into());
+        if let Some(most) = body.get::<u64>(key) {
+            body.set(key, most.saturating_sub(produced).max(1).to_string());
         }
     }
 }

@@ -62,12 +62,11 @@ impl Spool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
+    use super::super::body::Body;
     use super::*;
 
     fn stops() -> Stops {
-        Stops::of(json!({ "stop": ["STOP"] }).as_object().unwrap()).unwrap()
+        Stops::of(&Body::read(r#"{"stop":["STOP"]}"#.into()).unwrap()).unwrap().unwrap()
     }
 
     #[test]

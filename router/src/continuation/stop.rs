@@ -4,7 +4,15 @@
 //! (vllm#36830), and sees only its own half of a string that lies across the seam. So
 //! where ids are carried, `stop` is not sent upstream, and this does its work.
 
-use serde_json::{Map, Value};
+use super::body::Body;
+use super::json;
+
+/// Most stop strings that are looked for in each chunk. OpenAI takes 4.
+const MOST: usize = 256;
+
+/// More stop strings than that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooMany;
 
 /// The stop strings of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,14 +32,30 @@ pub(crate) struct Match<'a> {
 impl Stops {
     /// The stop strings, or `None` if there are none or they are not what engines accept:
     /// then the engine shall say so.
-    pub(crate) fn of(body: &Map<String, Value>) -> Option<Self> {
-        let strings = match body.get("stop")? {
-            Value::String(one) => vec![one.clone()],
-            Value::Array(list) => list.iter().map(|s| s.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()?,
-            _ => return None,
+    ///
+    /// # Errors
+    /// There are too many to be matched here.
+    pub(crate) fn of(body: &Body) -> Result<Option<Self>, TooMany> {
+        let Some(text) = body.raw("stop") else { return Ok(None) };
+        let mut strings = Some(Vec::new());
+        let mut take = |text: &str| match (&mut strings, serde_json::from_str::<String>(text)) {
+            (Some(strings), Ok(string)) if !string.is_empty() => {
+                if strings.len() <= MOST {
+                    strings.push(string);
+                }
+            }
+            _ => strings = None,
         };
-        let include = body.get("include_stop_str_in_output").and_then(Value::as_bool).unwrap_or(false);
-        (!strings.is_empty() && strings.iter().all(|s| !s.is_empty())).then_some(Self { strings, include })
+        if !json::each(text, &mut take) {
+            take(text);
+        }
+        match strings {
+            Some(strings) if strings.len() > MOST => Err(TooMany),
+            Some(strings) if !strings.is_empty() => {
+                Ok(Some(Self { strings, include: body.flag("include_stop_str_in_output") }))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The stop string that is complete first, if it ends after byte `from` of `text`.
@@ -64,12 +88,16 @@ impl Stops {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn of(stop: &Value) -> Result<Option<Stops>, TooMany> {
+        Stops::of(&Body::read(json!({ "stop": stop }).to_string().into()).unwrap())
+    }
+
     fn stops(stop: Value) -> Stops {
-        Stops::of(json!({ "stop": stop }).as_object().unwrap()).unwrap()
+        of(&stop).unwrap().unwrap()
     }
 
     #[test]
@@ -97,7 +125,14 @@ mod tests {
     #[test]
     fn what_engines_refuse_is_left_to_them() {
         for bad in [json!(""), json!(["a", ""]), json!([]), json!(7), json!([1]), json!(null)] {
-            assert_eq!(Stops::of(json!({ "stop": bad }).as_object().unwrap()), None);
+            assert_eq!(of(&bad), Ok(None));
         }
+    }
+
+    #[test]
+    fn more_than_can_be_looked_for_are_said_to_be_too_many() {
+        assert!(matches!(of(&json!(vec!["a"; MOST])), Ok(Some(_))));
+        assert_eq!(of(&json!(vec!["a"; MOST + 1])), Err(TooMany));
+        assert_eq!(of(&json!(vec!["a"; 3 * MOST])), Err(TooMany));
     }
 }

@@ -16,6 +16,8 @@ pub enum Unmovable {
     Suffix,
     /// The grammar's state machine would begin again and give corrupt output with status 200.
     GuidedDecoding,
+    /// There are more stop strings than a router can look for in every chunk.
+    TooManyStops,
     /// A regular expression may match across the seam, where no engine would see it.
     StopRegex,
     /// A chunk that is not JSON, or not of a known shape: what was sent is not known.
@@ -50,6 +52,7 @@ impl Unmovable {
             Self::BeamSearch => "beam_search",
             Self::Suffix => "suffix",
             Self::GuidedDecoding => "guided_decoding",
+            Self::TooManyStops => "too_many_stops",
             Self::StopRegex => "stop_regex",
             Self::UnparsableChunk => "unparsable_chunk",
             Self::TokenPromptWithoutIds => "token_prompt_without_ids",

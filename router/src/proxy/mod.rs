@@ -1,5 +1,6 @@
 //! Requests on their way to workers and back.
 
+pub mod admin;
 pub mod dispatch;
 pub mod reason;
 pub mod stream;
@@ -37,6 +38,8 @@ pub struct Proxy {
     pub client: reqwest::Client,
     /// Places for requests under way.
     pub room: Arc<Semaphore>,
+    /// Bytes that may be held of requests' bodies.
+    pub bodies: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -46,7 +49,8 @@ impl Proxy {
     /// The HTTP client cannot be made.
     pub fn new(workers: Arc<Workers>, config: Config) -> Result<Arc<Self>, reqwest::Error> {
         let room = Arc::new(Semaphore::new(config.max_requests.min(Semaphore::MAX_PERMITS)));
-        Ok(Arc::new(Self { workers, metrics: Arc::default(), config, client: client()?, room }))
+        let bodies = Arc::new(Semaphore::new(config.max_bodies.min(Semaphore::MAX_PERMITS)));
+        Ok(Arc::new(Self { workers, metrics: Arc::default(), config, client: client()?, room, bodies }))
     }
 
     /// The same proxy for another runtime, with connections of its own.
@@ -121,6 +125,8 @@ pub struct Inbound {
     pub headers: HeaderMap,
     /// The body as it came.
     pub body: axum::body::Bytes,
+    /// What it takes of the room for bodies.
+    pub held: Arc<OwnedSemaphorePermit>,
     /// Its place among the requests under way.
     pub place: Arc<OwnedSemaphorePermit>,
 }

@@ -8,17 +8,17 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lastgasp_protocol::Mode;
-use serde_json::{Map, Value};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
 use super::dispatch::{Declined, Tried, Upstream};
 use super::reason::{Failure, Leaving};
-use super::unary::{self, WORKER_HEADER};
+use super::unary;
 use super::{Inbound, Proxy, aside};
 use crate::continuation::{
-    Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict, error_event,
+    Body as Request, Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict,
+    error_event,
 };
 use crate::errors::ApiError;
 use crate::workers::{Fate, Outcome, Ticket};
@@ -31,19 +31,23 @@ const HIGH_WATER: usize = 256 * 1024;
 const TOGETHER: usize = 16 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Comments that keep a connection alive, the second if clients are told. No empty line follows: to a client that
+/// has seen an `id`, that is one more event (the decoder of openai-python 2).
+const STILL_HERE: [&[u8]; 2] = [b":\n", b": lastgasp seeks a worker\n"];
 /// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room. The second is vLLM's
 /// Python frontend where the prompt fills the context to the last token.
 const CONTEXT_FULL: [&str; 2] = ["maximum context length", "max_tokens must be at least 1, got 0"];
 
 /// Serves a streaming request.
-pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Map<String, Value>) -> Response {
+pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body: Request) -> Response {
     let options = Options {
         migrate: proxy.config.migration_limit > 0,
         strict: proxy.config.strict,
         eos_token_ids: proxy.config.eos_token_ids.clone(),
     };
+    let stream = aside(body.bytes().len(), move || Continuation::new(endpoint, body, options)).await;
     let mut session = Session {
-        stream: Continuation::new(endpoint, body, options),
+        stream,
         proxy,
         inbound,
         tried: Tried::default(),
@@ -58,7 +62,9 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
     };
     let upstream = match session.open().await {
         Ok(upstream) => upstream,
-        Err(Unopened::Answer(ticket, response)) => return unary::pass_on(&session.inbound, ticket, response),
+        Err(Unopened::Answer(ticket, response)) => {
+            return unary::pass_on(&session.proxy, &session.inbound, ticket, response);
+        }
         Err(Unopened::NoWorker(error)) => return error.into_response(),
         Err(Unopened::RetriesExhausted(leaving)) => {
             let (reason, retries) = (leaving.as_str(), session.retries);
@@ -69,19 +75,16 @@ pub async fn serve(proxy: Arc<Proxy>, endpoint: Endpoint, inbound: Inbound, body
     };
     let kind = upstream.response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     if kind.is_some_and(|kind| kind.starts_with("application/json")) {
-        return unary::pass_on(&session.inbound, upstream.ticket, upstream.response);
+        return unary::pass_on(&session.proxy, &session.inbound, upstream.ticket, upstream.response);
     }
-    let worker = upstream.ticket.listing().key.to_string();
     let (client, body) = mpsc::channel(QUEUE);
-    tokio::spawn(session.run(upstream, client));
     let mut response = Response::new(Body::from_stream(ReceiverStream::new(body)));
+    unary::tell_worker(&session.proxy, &upstream.ticket, &mut response);
+    tokio::spawn(session.run(upstream, client));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    if let Ok(worker) = HeaderValue::try_from(worker) {
-        headers.insert(WORKER_HEADER, worker);
-    }
     response
 }
 
@@ -167,16 +170,8 @@ impl Session {
                 return Err(self.nobody(declined));
             };
             let listing = Arc::clone(ticket.listing());
-            let Outgoing { endpoint, body, as_it_came, .. } =
+            let Outgoing { endpoint, body, open_ended, .. } =
                 self.stream.resend(listing.target(&self.inbound.model)).map_err(Unopened::Refused)?;
-            // With a budget it may be that which does not fit.
-            let open_ended = body.get("max_tokens").or(body.get("max_completion_tokens")).is_none();
-            let body = if as_it_came {
-                self.inbound.body.clone()
-            } else {
-                let write = move || serde_json::to_vec(&body).expect("a JSON value is always JSON");
-                aside(self.inbound.body.len(), write).await.into()
-            };
             let path = endpoint.path();
             let leaves = |fate: &Fate| matches!(fate, Fate::Move(..));
             match self.proxy.send(ticket, &self.inbound, Method::POST, path, body, leaves).await {
@@ -302,8 +297,8 @@ impl Session {
             match opened {
                 Ok(next) => {
                     ticket.settle(Outcome::Moved);
-                    if self.moving.is_some() {
-                        let comment = format!(": lastgasp moved {from} -> {}\n\n", next.ticket.listing().key);
+                    if self.moving.is_some() && self.proxy.config.tell_clients {
+                        let comment = format!(": lastgasp moved {from} -> {}\n", next.ticket.listing().key);
                         self.out.extend_from_slice(comment.as_bytes());
                     }
                     upstream = next;
@@ -339,6 +334,7 @@ impl Session {
     async fn reopen(&mut self, client: &Client) -> Result<Upstream, Unopened> {
         // What the client has not been sent yet counts as sent: it must outlive the search.
         let mut out = std::mem::take(&mut self.out);
+        let still_here = STILL_HERE[usize::from(self.proxy.config.tell_clients)];
         let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
         let opened = {
             let mut open = std::pin::pin!(self.open());
@@ -352,7 +348,7 @@ impl Session {
                     _ = ticks.tick() => {
                         if out.is_empty() {
                             // A client that does not read is not in need of being kept.
-                            _ = client.try_send(Ok(Bytes::from_static(b": lastgasp seeks a worker\n\n")));
+                            _ = client.try_send(Ok(Bytes::from_static(still_here)));
                         }
                     }
                 }

@@ -18,8 +18,8 @@ use super::{Inbound, Proxy, aside};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Ticket};
 
-/// Names the worker that began the answer.
-pub(crate) const WORKER_HEADER: HeaderName = HeaderName::from_static("x-lastgasp-worker");
+/// Names the worker that began the answer, to clients that are to be told.
+const WORKER_HEADER: HeaderName = HeaderName::from_static("x-lastgasp-worker");
 
 /// A generation's answer, or anything else's?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,14 +51,14 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
         let sent = proxy.send(ticket, &inbound, method.clone(), &inbound.path, inbound.body.clone(), is_lost).await;
         let reason = match sent {
             Ok(upstream) if kind == Kind::Other || !upstream.response.status().is_success() => {
-                break pass_on(&inbound, upstream.ticket, upstream.response);
+                break pass_on(&proxy, &inbound, upstream.ticket, upstream.response);
             }
             Ok(upstream) => match whole(&proxy, upstream).await {
                 Ok(response) => break response,
                 Err(reason) => reason,
             },
             Err((ticket, Declined::Status(response))) => {
-                answer = Some(pass_on(&inbound, ticket, response));
+                answer = Some(pass_on(&proxy, &inbound, ticket, response));
                 "status".to_owned()
             }
             // It never had the request.
@@ -104,7 +104,7 @@ const fn is_lost(fate: &Fate) -> bool {
 /// Reads an answer whole; says why if it is not one.
 async fn whole(proxy: &Proxy, upstream: Upstream) -> Result<Response, String> {
     let Upstream { ticket, mut fate, response } = upstream;
-    let head = head(&response, &ticket);
+    let head = head(proxy, &response, &ticket);
     let body = tokio::select! {
         biased;
         _ = fate.wait_for(is_lost) => return Err("lost".into()),
@@ -139,8 +139,8 @@ fn silent_failure(body: &Bytes) -> Option<&'static str> {
 
 /// A worker's answer as the client's, passed on as it comes, until the worker is lost. The ticket and the
 /// place among the requests under way are held until it ends.
-pub(crate) fn pass_on(inbound: &Inbound, ticket: Ticket, response: reqwest::Response) -> Response {
-    let mut answer = head(&response, &ticket);
+pub(crate) fn pass_on(proxy: &Proxy, inbound: &Inbound, ticket: Ticket, response: reqwest::Response) -> Response {
+    let mut answer = head(proxy, &response, &ticket);
     let fate = ticket.listing().fate();
     let held = (ticket, Arc::clone(&inbound.place));
     let body = stream::unfold((response, fate, held), async |(mut response, mut fate, held)| {
@@ -155,7 +155,7 @@ pub(crate) fn pass_on(inbound: &Inbound, ticket: Ticket, response: reqwest::Resp
     answer
 }
 
-fn head(response: &reqwest::Response, ticket: &Ticket) -> Response {
+fn head(proxy: &Proxy, response: &reqwest::Response, ticket: &Ticket) -> Response {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::from_u16(response.status().as_u16()).unwrap_or(StatusCode::BAD_GATEWAY);
     for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CONTENT_DISPOSITION] {
@@ -163,8 +163,15 @@ fn head(response: &reqwest::Response, ticket: &Ticket) -> Response {
             answer.headers_mut().insert(name, value.clone());
         }
     }
-    if let Ok(worker) = HeaderValue::try_from(ticket.listing().key.to_string()) {
+    tell_worker(proxy, ticket, &mut answer);
+    answer
+}
+
+/// Names the worker that answers, if clients are to be told.
+pub(crate) fn tell_worker(proxy: &Proxy, ticket: &Ticket, answer: &mut Response) {
+    if proxy.config.tell_clients
+        && let Ok(worker) = HeaderValue::try_from(ticket.listing().key.to_string())
+    {
         answer.headers_mut().insert(WORKER_HEADER, worker);
     }
-    answer
 }

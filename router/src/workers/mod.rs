@@ -460,6 +460,19 @@ impl Workers {
         inner.slots.values().filter(serving).count()
     }
 
+    /// Listings that may have new work, of one model or of all, sorted by name.
+    pub fn all_serving(&self, model: Option<&str>) -> Vec<Arc<Listing>> {
+        let inner = self.lock();
+        let has = |slot: &Slot| {
+            model.is_none_or(|model| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
+        };
+        let serving =
+            |slot: &&Slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving && has(slot);
+        let mut all: Vec<_> = inner.slots.values().filter(serving).map(|slot| Arc::clone(&slot.listing)).collect();
+        all.sort_by_key(|listing| listing.key.to_string());
+        all
+    }
+
     /// What is known of every worker, sorted by name.
     pub fn view(&self) -> Vec<View> {
         let inner = self.lock();

@@ -59,6 +59,8 @@ pub struct Seen {
     /// Probes that came.
     pub probed: watch::Sender<usize>,
     pub ill: AtomicBool,
+    /// Its events have numbers, in `id:`.
+    pub numbers: AtomicBool,
 }
 
 pub const FAKE: Fake = Fake { frontend: Frontend::Python, interval: 1, salt: 7, ids: true };
@@ -75,6 +77,7 @@ impl Worker {
             asked: watch::Sender::new(0),
             probed: watch::Sender::new(0),
             ill: AtomicBool::new(false),
+            numbers: AtomicBool::new(false),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -106,6 +109,10 @@ impl Worker {
 
     pub fn make_ill(&self) {
         self.seen.ill.store(true, Ordering::Relaxed);
+    }
+
+    pub fn number_events(&self) {
+        self.seen.numbers.store(true, Ordering::Relaxed);
     }
 
     pub fn step(&self, events: usize) {
@@ -173,6 +180,8 @@ async fn answer(State(seen): State<Arc<Seen>>, uri: Uri, headers: HeaderMap, bod
                 }
                 _ => {}
             }
+            let numbers = seen.numbers.load(Ordering::Relaxed);
+            let event = if numbers { format!("id: {at}\n{event}") } else { event };
             if sender.send(Ok(event)).await.is_err() {
                 return;
             }

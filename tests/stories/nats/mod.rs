@@ -1,6 +1,6 @@
 //! What NATS does to a daemon and a router, and what they make of it.
 
-mod stage;
+pub(crate) mod stage;
 
 mod ack_lost;
 mod bucket_deleted;

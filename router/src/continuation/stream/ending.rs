@@ -56,7 +56,7 @@ impl Continuation {
     }
 
     fn own_usage(&self) -> Option<String> {
-        let prompt = self.prompt_ids.as_ref().map(|ids| ids.len() as u64).or(self.prompt_tokens)?;
+        let prompt = self.prompt_ids().map(|ids| ids.len() as u64).or(self.prompt_tokens)?;
         let completion = self.tokens();
         let total = prompt.saturating_add(completion);
         Some(format!(r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}}}"#))

@@ -6,12 +6,11 @@ mod seam;
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
-
+use super::body::Body;
 use super::chunk::{Channel, Chunk};
 use super::envelope::Envelope;
 use super::request::{Endpoint, Engine, Prompt, Request};
-use super::resend::{self, Carried, Exactness, Outgoing, Refusal, Target};
+use super::resend::{self, Carried, Exactness, Outgoing, Plan, PromptIds, Refusal, Target};
 use super::spool::Spool;
 use super::sse::{Event, Parser};
 use super::unmovable::Unmovable;
@@ -133,7 +132,8 @@ pub struct Continuation {
     finished: BTreeSet<u64>,
     usage_sent: bool,
     prompt_tokens: Option<u64>,
-    prompt_ids: Option<Vec<u32>>,
+    /// The prompt's ids as an engine told them.
+    told_prompt: Option<Vec<u32>>,
     /// Produced ids whose text is whole.
     ids: Vec<u32>,
     /// Ids cover all text so far.
@@ -162,12 +162,8 @@ pub struct Continuation {
 impl Continuation {
     /// A stream that was asked for with `body` on `endpoint`.
     #[must_use]
-    pub fn new(endpoint: Endpoint, body: Map<String, Value>, options: Options) -> Self {
+    pub fn new(endpoint: Endpoint, body: Body, options: Options) -> Self {
         let request = Request::new(endpoint, body, options.strict);
-        let prompt_ids = match &request.prompt {
-            Prompt::Ids(ids) if !request.body.contains_key("truncate_prompt_tokens") => Some(ids.clone()),
-            _ => None,
-        };
         Self {
             refusal: request.refusal,
             leg: Leg {
@@ -196,7 +192,7 @@ impl Continuation {
             finished: BTreeSet::new(),
             usage_sent: false,
             prompt_tokens: None,
-            prompt_ids,
+            told_prompt: None,
             ids: Vec::new(),
             exact: true,
             whole: true,
@@ -218,35 +214,50 @@ impl Continuation {
     /// # Errors
     /// It cannot be continued on this target, or there is nothing left to continue.
     pub fn resend(&mut self, target: Target) -> Result<Outgoing, Refusal> {
-        let outgoing = self.plan(target)?;
-        let asked = outgoing.body.get("return_token_ids").is_some() && !self.request.wants_ids;
+        let Plan { endpoint, body, exactness, as_it_came, counting, prompt } = self.plan(target)?;
+        let asked = body.raw("return_token_ids").is_some() && !self.request.wants_ids;
+        let stops_taken = self.request.stops.is_some() && body.raw("stop").is_none();
+        let open_ended = ["max_tokens", "max_completion_tokens"].iter().all(|key| body.raw(key).is_none());
+        let body = if as_it_came { self.request.body.bytes().clone() } else { body.to_text().into() };
         self.asked |= asked;
-        self.stops_taken |= self.request.stops.is_some() && outgoing.body.get("stop").is_none();
+        self.stops_taken |= stops_taken;
         self.parser = Parser::new();
         self.pending.clear();
         self.held.clear();
         self.leg = Leg {
-            endpoint: outgoing.endpoint,
+            endpoint,
             engine: target.engine,
             resumed: self.sent,
-            carried: if outgoing.exactness == Exactness::Whole { 0 } else { self.tokens() },
-            exactness: outgoing.exactness,
-            suspect: outgoing.exactness == Exactness::Exact && !self.whole,
+            carried: if exactness == Exactness::Whole { 0 } else { self.tokens() },
+            exactness,
+            suspect: exactness == Exactness::Exact && !self.whole,
             text_offset: if self.sent { self.sent_offset } else { 0 },
-            counting: outgoing.counting,
-            prompt: outgoing.prompt.clone(),
+            counting,
+            prompt,
             begun: false,
         };
-        Ok(outgoing)
+        Ok(Outgoing { endpoint, body, exactness, as_it_came, open_ended })
     }
 
-    fn plan(&self, target: Target) -> Result<Outgoing, Refusal> {
+    /// The prompt's ids, if they are known.
+    fn prompt_ids(&self) -> Option<PromptIds<'_>> {
+        let Request { body, prompt, .. } = &self.request;
+        match (&self.told_prompt, prompt) {
+            (Some(told), _) => Some(PromptIds::Told(told)),
+            (None, Prompt::Ids(count)) if body.raw("truncate_prompt_tokens").is_none() => {
+                Some(PromptIds::Asked(body.raw("prompt")?, *count))
+            }
+            _ => None,
+        }
+    }
+
+    fn plan(&self, target: Target) -> Result<Plan<'_>, Refusal> {
         if self.produced() {
             if let Some(reason) = self.refusal {
                 return Err(Refusal::Unmovable(reason));
             }
             let carried = Carried {
-                ids: self.prompt_ids.as_deref().filter(|_| self.exact).map(|prompt| (prompt, self.ids.as_slice())),
+                ids: self.prompt_ids().filter(|_| self.exact).map(|prompt| (prompt, self.ids.as_slice())),
                 text: self.content.joined(),
                 reasoning: self.reasoning.is_some(),
                 tool_calls: self.tool_calls,
@@ -372,10 +383,10 @@ impl Continuation {
             _ => None,
         };
         if let Some(last) = last.filter(|_| self.exact && received >= self.request.min_tokens) {
-            if self.request.stop_token_ids.contains(last) {
+            if self.request.stops_at(*last) {
                 return Some(("stop", Some(last.to_string())));
             }
-            let ignored = self.request.body.get("ignore_eos").and_then(Value::as_bool).unwrap_or(false);
+            let ignored = self.request.body.flag("ignore_eos");
             if self.options.eos_token_ids.contains(last) && !ignored {
                 return Some(("stop", None));
             }

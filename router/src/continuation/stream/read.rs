@@ -140,7 +140,7 @@ impl Continuation {
     /// Keeps account of what a chunk stands for. Returns how many ids it had.
     fn count(&mut self, chunk: &Chunk<'_>, channel: Channel, text: &str, tool_calls: bool, finish: Finish) -> usize {
         if let (0, Ids::List(prompt)) = (self.leg.carried, chunk.prompt_ids()) {
-            self.prompt_ids = Some(prompt);
+            self.told_prompt = Some(prompt);
         }
         let telling = !text.is_empty() || tool_calls;
         let ids = match chunk.token_ids() {

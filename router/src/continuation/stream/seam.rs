@@ -43,7 +43,7 @@ impl Continuation {
 
     fn joined_usage(&self, usage: Usage) -> Usage {
         let carried = self.leg.carried;
-        let prompt_tokens = match (&self.prompt_ids, self.prompt_tokens) {
+        let prompt_tokens = match (self.prompt_ids(), self.prompt_tokens) {
             (Some(ids), _) => ids.len() as u64,
             (None, Some(seen)) => seen,
             (None, None) => usage.prompt_tokens.saturating_sub(carried),
