@@ -93,6 +93,6 @@ mod tests {
     #[test]
     fn what_never_ends_is_not_waited_for() {
         let (_never, waits) = mpsc::channel::<()>();
-        within_patience(move || drop(waits.recv()));
+        within_patience(move || _ = waits.recv());
     }
 }
