@@ -214,16 +214,18 @@ impl Supervisor {
     }
 
     fn delete_unconfigured(&self, bucket: &Bucket, record: &WorkerRecord, revision: u64) {
-        tracing::warn!(worker = %record.worker, "a record of this node whose worker is not configured any more is deleted");
+        if self.config.mode == crate::config::Mode::Observe {
+            tracing::info!(worker = %record.worker, "record of a worker that is not configured any more is left alone: mode is \"observe\"");
+            return;
+        }
+        tracing::warn!(worker = %record.worker, "record of a worker that is not configured any more is deleted");
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
-        if self.config.mode == crate::config::Mode::Enforce {
-            let bucket = bucket.clone();
-            tokio::spawn(async move {
-                // If it has changed meanwhile, somebody does care for it.
-                let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
-            });
-        }
+        let bucket = bucket.clone();
+        tokio::spawn(async move {
+            // If it has changed meanwhile, somebody does care for it.
+            let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
+        });
     }
 
     /// Looks for the proof, on a blocking thread. `first`: a failure is worth a line in the log.
