@@ -175,7 +175,11 @@ pub static SCHEMA: &[Setting] = &[
         "This node's kubelet, as https://127.0.0.1:10250: asked for the addresses of pods where the host's routes do not tell them.",
     ),
     open("declare.kubelet.token_file", Path, "File with the token for it; read at each question."),
-    open("declare.kubelet.tls_ca", Path, "PEM file with the authorities that kubelet's certificate is by. Default: the system's."),
+    open(
+        "declare.kubelet.tls_ca",
+        Path,
+        "PEM file with the authorities that kubelet's certificate is by. Default: the system's.",
+    ),
     fixed("declare.sever", Flag, "false", "Whether the connections of a declared worker that is lost are destroyed."),
     open(
         "notify[].kind",
