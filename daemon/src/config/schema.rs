@@ -273,7 +273,7 @@ pub static SCHEMA: &[Setting] = &[
         "What is known of the engine: its critical processes and health services.",
     ),
     open("worker[].find.pid", count(1, 4_194_304), "The root process by its pid."),
-    open("worker[].find.pid_file", Path, "The root process by a file with its pid."),
+    open("worker[].find.pid_file", Path, "The root process by a file with its pid, written after the process began."),
     open("worker[].find.port", count(1, 65_535), "The root process by the port that it listens on."),
     open("worker[].find.cmdline", Text, "The root process by a part of its command line, blanks between arguments."),
     open(

@@ -18,7 +18,8 @@ use crate::core::ProcessId;
 
 /// How long one file is waited for. A machine that is merely busy answers within it.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Threads that may be stuck at one time. Each costs its stack and a task of the kernel.
+/// Threads that may be stuck at one time, each of which costs its stack and a task of the kernel. Beyond that
+/// nothing is read any more of users that have stuck processes, and beyond twice as many of nobody.
 const MAX_STUCK: usize = 32;
 /// Threads that wait for the next file.
 const MAX_IDLE: usize = 4;
@@ -32,13 +33,15 @@ pub struct Stuck {
     pub id: ProcessId,
     /// Its name, at most 15 bytes.
     pub comm: String,
+    /// The user as whom it acts.
+    pub user: Option<u32>,
     /// Since when it is known.
     pub since: Instant,
 }
 
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, comm, since } = self;
+        let Self { id, comm, user: _, since } = self;
         let seconds = since.elapsed().as_secs();
         write!(
             f,
@@ -65,7 +68,8 @@ impl MemoryFile {
 }
 
 struct Job {
-    id: ProcessId,
+    /// Names the job, among those whose threads are stuck.
+    number: u64,
     path: String,
     most: u64,
     answer: SyncSender<io::Result<Vec<u8>>>,
@@ -74,7 +78,25 @@ struct Job {
 #[derive(Default)]
 struct Readers {
     idle: Vec<SyncSender<Job>>,
-    stuck: HashMap<ProcessId, Stuck>,
+    /// By the number of the job that does not come back.
+    stuck: HashMap<u64, Stuck>,
+    jobs: u64,
+}
+
+impl Readers {
+    /// Whether reading of this process has to be left alone.
+    fn spare(&self, tgid: u32) -> bool {
+        let mut stuck = self.stuck.values();
+        if stuck.any(|stuck| stuck.id.tgid == tgid && super::identify(tgid) == Some(stuck.id)) {
+            return true;
+        }
+        let number = self.stuck.len();
+        number >= 2 * MAX_STUCK
+            || number >= MAX_STUCK && {
+                let user = super::effective_user(tgid);
+                self.stuck.values().any(|stuck| stuck.user == user)
+            }
+    }
 }
 
 static READERS: LazyLock<Mutex<Readers>> = LazyLock::new(Mutex::default);
@@ -102,25 +124,27 @@ pub fn is_stuck(error: &io::Error) -> bool {
 /// # Errors
 /// Timed out: the process is stuck, or so many are that nobody else is read. Else what open(2) and read(2) say.
 pub(super) fn read(tgid: u32, file: MemoryFile, most: u64) -> io::Result<Vec<u8>> {
-    let id = super::identify(tgid).ok_or(io::ErrorKind::NotFound)?;
     let (answer, answered) = sync_channel(1);
-    let job = Job { id, path: format!("/proc/{tgid}/{}", file.name()), most, answer };
-    hand_over(job)?;
+    let path = format!("/proc/{tgid}/{}", file.name());
+    let number = hand_over(tgid, |number| Job { number, path, most, answer })?;
     match answered.recv_timeout(PATIENCE) {
         Ok(read) => read,
-        Err(_) => give_up(id, &answered),
+        Err(_) => give_up(tgid, number, &answered),
     }
 }
 
-/// To a thread that waits, or to a new one.
-fn hand_over(mut job: Job) -> io::Result<()> {
+/// To a thread that waits, or to a new one. The job's number.
+fn hand_over(tgid: u32, job: impl FnOnce(u64) -> Job) -> io::Result<u64> {
     let mut readers = readers();
-    if readers.stuck.contains_key(&job.id) || readers.stuck.len() >= MAX_STUCK {
+    if readers.spare(tgid) {
         return Err(io::ErrorKind::TimedOut.into());
     }
+    readers.jobs += 1;
+    let number = readers.jobs;
+    let mut job = job(number);
     while let Some(reader) = readers.idle.pop() {
         match reader.try_send(job) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(number),
             Err(TrySendError::Full(same) | TrySendError::Disconnected(same)) => job = same,
         }
     }
@@ -131,35 +155,37 @@ fn hand_over(mut job: Job) -> io::Result<()> {
         .name("lastgasp-proc".to_owned())
         .stack_size(STACK)
         .spawn(move || serve(&reader, &jobs))
-        .map(drop)
+        .map(|_| number)
 }
 
 /// Notes that a process is stuck, unless its answer came at the last moment.
-fn give_up(id: ProcessId, answered: &Receiver<io::Result<Vec<u8>>>) -> io::Result<Vec<u8>> {
-    let comm = super::comm(id.tgid).unwrap_or_default();
+fn give_up(tgid: u32, number: u64, answered: &Receiver<io::Result<Vec<u8>>>) -> io::Result<Vec<u8>> {
+    // One that is stuck keeps its pid.
+    let id = super::identify(tgid).ok_or(io::ErrorKind::NotFound)?;
+    let (comm, user) = (super::comm(tgid).unwrap_or_default(), super::effective_user(tgid));
     let mut readers = readers();
     // Under the lock: a reader that answers after this look finds the note, and takes it back.
     if let Ok(read) = answered.try_recv() {
         return read;
     }
-    let stuck = Stuck { id, comm, since: Instant::now() };
+    let stuck = Stuck { id, comm, user, since: Instant::now() };
     tracing::warn!(
         tgid = id.tgid,
         comm = stuck.comm,
         "process holds its memory locked: its command line and environment are not read"
     );
-    readers.stuck.insert(id, stuck);
+    readers.stuck.insert(number, stuck);
     Err(io::ErrorKind::TimedOut.into())
 }
 
 fn serve(reader: &SyncSender<Job>, jobs: &Receiver<Job>) {
-    while let Ok(Job { id, path, most, answer }) = jobs.recv() {
+    while let Ok(Job { number, path, most, answer }) = jobs.recv() {
         let mut bytes = Vec::new();
         let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
         let mut readers = readers();
         let _ = answer.try_send(read.map(|_| bytes));
-        if let Some(stuck) = readers.stuck.remove(&id) {
-            tracing::info!(tgid = id.tgid, comm = stuck.comm, "process can be looked into again, or is gone");
+        if let Some(stuck) = readers.stuck.remove(&number) {
+            tracing::info!(tgid = stuck.id.tgid, comm = stuck.comm, "process can be looked into again, or is gone");
         }
         if readers.idle.len() >= MAX_IDLE {
             return;
