@@ -1,7 +1,7 @@
 //! `kind = "webhook"`: the notice as the body of a POST.
 
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 use reqwest::StatusCode;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 
 use super::Failure;
 use crate::config::WebhookConfig;

@@ -42,7 +42,7 @@ impl fmt::Display for Stuck {
         let seconds = since.elapsed().as_secs();
         write!(
             f,
-            "{comm} (pid {}) has held its memory locked for {seconds} s: its command line and environment are not read",
+            "{comm} (pid {}) has held its memory locked for {seconds} s: the daemon does not read its command line and environment",
             id.tgid
         )
     }
@@ -146,7 +146,7 @@ fn give_up(id: ProcessId, answered: &Receiver<io::Result<Vec<u8>>>) -> io::Resul
     tracing::warn!(
         tgid = id.tgid,
         comm = stuck.comm,
-        "process holds its memory locked: its command line and environment are not read"
+        "process holds its memory locked: the daemon does not read its command line and environment"
     );
     readers.stuck.insert(id, stuck);
     Err(io::ErrorKind::TimedOut.into())
@@ -159,7 +159,7 @@ fn serve(reader: &SyncSender<Job>, jobs: &Receiver<Job>) {
         let mut readers = readers();
         let _ = answer.try_send(read.map(|_| bytes));
         if let Some(stuck) = readers.stuck.remove(&id) {
-            tracing::info!(tgid = id.tgid, comm = stuck.comm, "process can be looked into again, or is gone");
+            tracing::info!(tgid = id.tgid, comm = stuck.comm, "process no longer holds its memory locked, or is gone");
         }
         if readers.idle.len() >= MAX_IDLE {
             return;

@@ -23,10 +23,10 @@ use super::{addresses, tree};
 use crate::config::WorkerConfig;
 use crate::core::ProcessId;
 use crate::log::with_cause;
-use crate::network::routes::{self, NotRouted};
 use crate::network::Namespace;
-use crate::sensors::kubelet::Pods;
+use crate::network::routes::{self, NotRouted};
 use crate::sensors::health::Place;
+use crate::sensors::kubelet::Pods;
 
 /// From where addresses are judged.
 pub(super) struct Reach<'a> {
