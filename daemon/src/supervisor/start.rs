@@ -419,7 +419,7 @@ fn follow_kmsg(
             None
         }
         Err(error) => {
-            tracing::warn!(%error, "the daemon cannot read {KMSG}: GPU faults go unseen, and OOM kills are not told apart");
+            tracing::warn!(%error, "the daemon cannot read {KMSG}: GPU faults go unseen, and a certificate does not say what ran out of memory");
             Some(format!("{KMSG}: {error}"))
         }
     }
