@@ -1,6 +1,7 @@
 //! The HTTP side: routes, keys, bounds.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -166,15 +167,21 @@ async fn read(proxy: &Proxy, request: Request, path: &str) -> Result<(Inbound, O
     Ok((inbound, object))
 }
 
+/// Bytes that are set aside for a body before any of it has come, if it is to have so many.
+const AT_FIRST: usize = 256 * 1024;
+/// A client that is still sending when it is refused is listened to for so long. To it, the end of its connection
+/// would be a reset, and the answer lost.
+const HEAR_OUT: Duration = Duration::from_secs(5);
+
 /// Reads a body whole, and what it takes of the room for bodies.
 async fn bounded(body: Body, proxy: &Proxy) -> Result<(Bytes, OwnedSemaphorePermit), ApiError> {
     let Config { max_body, max_bodies, request_timeout, .. } = proxy.config;
     let mut body = Limited::new(body, max_body);
-    let read = async {
+    let read = async move {
         let mut held = Arc::clone(&proxy.bodies).try_acquire_many_owned(0).expect("it is never closed");
-        // Memory that is not written to is none: what a client only announces takes no room.
-        let announced = body.size_hint().lower().min(max_body as u64);
-        let mut whole = Vec::with_capacity(usize::try_from(announced).unwrap_or_default());
+        // What a client only announces gets it no room.
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or_default();
+        let mut whole = Vec::with_capacity(announced.min(AT_FIRST));
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => ApiError::too_large(max_body),
@@ -182,11 +189,13 @@ async fn bounded(body: Body, proxy: &Proxy) -> Result<(Bytes, OwnedSemaphorePerm
             })?;
             let Ok(piece) = frame.into_data() else { continue };
             let more = u32::try_from(piece.len()).ok();
-            let more = more.and_then(|more| Arc::clone(&proxy.bodies).try_acquire_many_owned(more).ok());
-            held.merge(more.ok_or_else(|| {
+            let Some(more) = more.and_then(|more| Arc::clone(&proxy.bodies).try_acquire_many_owned(more).ok()) else {
                 proxy.metrics.bodies_refused.inc();
-                ApiError::no_room(max_bodies)
-            })?);
+                let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+                tokio::spawn(tokio::time::timeout(HEAR_OUT, rest));
+                return Err(ApiError::no_room(max_bodies));
+            };
+            held.merge(more);
             whole.extend_from_slice(&piece);
         }
         Ok((Bytes::from(whole), held))

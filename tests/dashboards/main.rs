@@ -31,7 +31,7 @@ const EMPTY: [&str; 12] = [
     "Notices",
     "Notices to sinks",
     "Processes that outlive their worker",
-    "Records refused",
+    "Records and bodies refused",
     "Retries",
     "Withdrawals held back",
 ];

@@ -73,7 +73,8 @@ impl Stage {
                 .await
                 .unwrap();
         }
-        let arguments = [&["--nats", &nats.url(), "--migration-limit", "3"], arguments].concat();
+        let url = nats.url();
+        let arguments = [&["--nats", &url, "--migration-limit", "3"], arguments].concat();
         let router = Router::start_with("router-1", &arguments, folder.path()).await.unwrap();
         router.shows(SERVING, 2.0).await.unwrap();
         Self { router, _engine: engine, _nats: nats, _folder: folder }
@@ -102,6 +103,8 @@ fn repeated(begin: &str, piece: &str, end: &str) -> String {
 async fn a_body_takes_at_most_three_times_its_bytes_while_it_is_read() {
     let stage = Stage::new(&[]).await;
     let client = reqwest::Client::new();
+    // What an earlier body has left behind counts as well.
+    let before = stage.memory("VmRSS:");
     let begin = |member: &str| format!(r#"{{"model":"sink","stream":true,"{member}":["#);
     let mut most: f64 = 0.0;
     for (what, endpoint, body) in [
@@ -120,12 +123,12 @@ async fn a_body_takes_at_most_three_times_its_bytes_while_it_is_read() {
         ("no stream", Endpoint::Completions, repeated(r#"{"model":"sink","prompt":["#, "1", "]}")),
         ("one text", Endpoint::Completions, repeated(r#"{"model":"sink","stream":true,"prompt":""#, "aaaa", r#""}"#)),
     ] {
-        for announced in [true, false] {
+        // Its length may come first or not; once is enough to see that.
+        for announced in if what == "ids" { &[true, false][..] } else { &[true] } {
             stage.forget_the_most();
-            let before = stage.memory("VmRSS:");
             let request = client.post(format!("http://{}{}", stage.router.address, endpoint.path()));
             let bytes = body.clone().into_bytes();
-            let request = if announced {
+            let request = if *announced {
                 request.body(bytes)
             } else {
                 let pieces: Vec<_> =
@@ -135,9 +138,8 @@ async fn a_body_takes_at_most_three_times_its_bytes_while_it_is_read() {
             let response = request.send().await.unwrap();
             let status = response.status();
             let answer = response.text().await.unwrap();
-            assert!(status == 200 && answer.contains("[DONE]"), "{what}: {status} {answer}");
+            assert_eq!(status, 200, "{what}: {answer}");
             let grown = stage.memory("VmHWM:").saturating_sub(before);
-            eprintln!("{what}, announced {announced}: {:.2}", grown as f64 / body.len() as f64);
             most = most.max(grown as f64 / body.len() as f64);
             assert!(grown <= 3 * body.len() + BESIDE, "{what}: {} MiB for {} MiB", grown / MIB, body.len() / MIB);
         }
@@ -146,7 +148,6 @@ async fn a_body_takes_at_most_three_times_its_bytes_while_it_is_read() {
     let members: Vec<String> = (0..LARGE / 12).map(|at| format!("\"m{at:06}\":0")).collect();
     let members = format!("{{{}}}", members.join(","));
     stage.forget_the_most();
-    let before = stage.memory("VmRSS:");
     let url = format!("http://{}/v1/completions", stage.router.address);
     let length = members.len();
     let response = client.post(url).body(members).send().await.unwrap();

@@ -214,18 +214,18 @@ impl Supervisor {
     }
 
     fn delete_unconfigured(&self, bucket: &Bucket, record: &WorkerRecord, revision: u64) {
+        if self.config.mode == crate::config::Mode::Observe {
+            tracing::info!(worker = %record.worker, "record of a worker that is not configured any more is left alone: mode is \"observe\"");
+            return;
+        }
+        tracing::warn!(worker = %record.worker, "record of a worker that is not configured any more is deleted");
         let key = lastgasp_protocol::worker_key(&record.node, &record.worker);
         let ended = record.to_json().into();
-        if self.config.mode == crate::config::Mode::Enforce {
-            tracing::warn!(worker = %record.worker, "record deleted: the configuration has no such worker any more");
-            let bucket = bucket.clone();
-            tokio::spawn(async move {
-                // If it has changed meanwhile, somebody does care for it.
-                let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
-            });
-        } else {
-            tracing::warn!(worker = %record.worker, "record kept, since mode = \"observe\": the configuration has no such worker any more");
-        }
+        let bucket = bucket.clone();
+        tokio::spawn(async move {
+            // If it has changed meanwhile, somebody does care for it.
+            let _ = bucket.delete(&key, ended, Expect::Revision(revision), RECORD_TTL).await;
+        });
     }
 
     /// Looks for the proof, on a blocking thread. `first`: a failure is worth a line in the log.

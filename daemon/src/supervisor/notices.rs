@@ -147,7 +147,9 @@ impl Supervisor {
     /// A worker that was handed over is over now. Its record went before.
     pub(super) fn notify_over(&mut self, worker: WorkerId, incarnation: &Incarnation, cause: &Cause) {
         let death = self.workers[worker].death.take();
-        if self.notices.notifier.reports() {
+        // What an earlier daemon left may end when its successor serves: nobody may answer in that one's place.
+        let is_over = matches!(self.core.state(worker), None | Some(State::Starting | State::Lost | State::Left));
+        if is_over && self.notices.notifier.reports() {
             let (name, incarnation) = (self.name(worker).clone(), incarnation.clone());
             let lost = Lost { worker: name, incarnation, cause: Some(cause.clone()) };
             self.notices.held.push(Held { death, lost, mode: Mode::Lost, notice: None });
