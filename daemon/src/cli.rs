@@ -122,7 +122,7 @@ Examples:
   LASTGASP_NATS_USER=admin LASTGASP_NATS_PASSWORD_FILE=admin.password lastgasp create-buckets
 
 A daemon makes what is missing itself if it may. Where it may not, as under the permissions in
-deploy/nats/, this does it, once.
+deploy/nats/, this command does it, once.
 
 Exit codes: 0 all of it is there, 1 not made, 64 wrong command line, 78 wrong configuration.";
 
@@ -183,7 +183,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct ConfigArgs {
-    /// Configuration in TOML; without it, environment and defaults count
+    /// Configuration file in TOML. Default: none, environment and built-in defaults count
     #[arg(long, value_name = "FILE", env = "LASTGASP_CONFIG")]
     config: Option<PathBuf>,
     /// Name of this node in discovery
@@ -219,15 +219,15 @@ impl ConfigArgs {
 struct RunArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Written, in one step, once the sensors are attached and the first scan is over
+    /// File that the daemon writes, in one step, once its sensors are attached and its first scan is over
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
     #[command(flatten)]
     sidecar: SidecarArgs,
-    /// What to log, as `debug` or `info,lastgasp::core=trace`
+    /// Filter of log lines, as `debug` or `info,lastgasp::core=trace`
     #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info")]
     log: String,
-    /// How to log, to standard error
+    /// Format of log lines, on standard error
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
 }
@@ -309,9 +309,9 @@ enum CliError {
     NoSuchWorker { node: String, worker: String, known: Vec<String> },
     #[error(transparent)]
     NoSuchDeath(#[from] NoSuchDeath),
-    #[error("nothing was done: whether that is meant can only be asked on a terminal; add --yes")]
+    #[error("cannot ask for confirmation without a terminal, so the worker stays in service; add --yes")]
     NobodyToAsk,
-    #[error("nothing was done")]
+    #[error("not confirmed, so the worker stays in service")]
     NotMeant,
     #[error("{}: {error}; name a folder that can be written", path.display())]
     NotWritten { path: PathBuf, error: io::Error },

@@ -100,35 +100,50 @@ impl Metrics {
         let registry = Catalogue::default();
         let metrics = Self {
             evidence: counters(&registry, "evidence_total", "Pieces of evidence.", &["kind"]),
-            losses: counters(&registry, "losses_total", "Information lost on its way.", &["hop", "kind"]),
+            losses: counters(
+                &registry,
+                "losses_total",
+                "Pieces of information lost on their way, by hop and kind.",
+                &["hop", "kind"],
+            ),
             deaths: counters(&registry, "deaths_total", "Workers found lost or left.", &["cause"]),
             withdrawals: counters(&registry, "withdrawals_total", "Withdrawals from discovery.", &["cause", "outcome"]),
             signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
             router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
-            notices: counters(&registry, "notices_total", "Things said to people.", &["kind"]),
+            notices: counters(
+                &registry,
+                "notices_total",
+                "Warnings for people: a verdict held back, a worker held down, a GPU fault, a record tried again.",
+                &["kind"],
+            ),
             notify: counters(
                 &registry,
                 "notify_total",
-                "Tries to deliver notices to the sinks of [[notify]].",
+                "Tries to deliver notifications to the sinks of [[notify]].",
                 &["sink", "outcome"],
             ),
-            infera_frames: counters(&registry, "infera_frames_total", "What was published for Infera.", &["kind"]),
+            infera_frames: counters(
+                &registry,
+                "infera_frames_total",
+                "Frames published for Infera's routers.",
+                &["kind"],
+            ),
             infera_records: counters(
                 &registry,
                 "infera_records_total",
-                "What became of records in Infera's etcd.",
+                "Changes of records in Infera's etcd, by outcome.",
                 &["outcome"],
             ),
             dynamo_records: counters(
                 &registry,
                 "dynamo_records_total",
-                "What became of a worker's records in Dynamo's discovery.",
+                "Changes of workers' records in Dynamo's discovery, by outcome.",
                 &["outcome"],
             ),
             dynamo_instances: gauges(
                 &registry,
                 "dynamo_instances",
-                "Instances in Dynamo that a worker is known to be.",
+                "Instances in Dynamo that the daemon knows a worker to be.",
                 &["worker"],
             ),
             infera_remembered: gauges(
@@ -140,7 +155,7 @@ impl Metrics {
             actions: counters(
                 &registry,
                 "actions_total",
-                "What was done about the processes of lost workers.",
+                "Actions on processes of lost workers.",
                 &["action", "outcome"],
             ),
             declarations: counters(
@@ -152,7 +167,7 @@ impl Metrics {
             lost_alive_seconds: registered(
                 &registry,
                 GaugeVec::new(
-                    options("lost_alive_seconds", "How long processes of a worker have outlived it."),
+                    options("lost_alive_seconds", "Time in seconds that processes of a worker have outlived it."),
                     &["worker"],
                 ),
             ),
@@ -167,12 +182,12 @@ impl Metrics {
             evidence_to_withdrawn: latency(
                 &registry,
                 "evidence_to_withdrawn_seconds",
-                "From the first evidence of a death to the acknowledged withdrawal.",
+                "Time in seconds from the first evidence of a death to the acknowledged withdrawal.",
             ),
             evidence_to_signalled: latency(
                 &registry,
                 "evidence_to_signalled_seconds",
-                "From the first evidence of a death to the published signal.",
+                "Time in seconds from the first evidence of a death to the published signal.",
             ),
             deaths_seen_only_by_pidfd: registered(
                 &registry,
@@ -182,12 +197,17 @@ impl Metrics {
                 )),
             ),
             ebpf_probe_on: gauges(&registry, "ebpf_probe_on", "1 for a kernel program that is attached.", &["probe"]),
-            sensor: gauges(&registry, "sensor", "1 for what sees processes die.", &["sensor"]),
+            sensor: gauges(
+                &registry,
+                "sensor",
+                "1 for the sensor that sees processes die, 0 for the other.",
+                &["sensor"],
+            ),
             nats_connected: registered(
                 &registry,
                 IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
             ),
-            nats_faults: gauges(&registry, "nats_faults", "1 for what is wrong with NATS.", &["fault"]),
+            nats_faults: gauges(&registry, "nats_faults", "1 for a fault of NATS that lasts.", &["fault"]),
             registry,
         };
         let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);

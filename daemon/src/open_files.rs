@@ -42,7 +42,7 @@ impl OpenFiles {
     /// There is no room for so many workers, even without any pidfd.
     pub fn raise(workers: usize) -> Result<Self, TooFew> {
         let limit = lastgasp_process::open_files::raise().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the limit of open files stays as it is");
+            tracing::warn!(%error, "cannot raise the limit of open files");
             u64::MAX
         });
         let files = Self::of(limit);

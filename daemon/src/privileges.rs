@@ -172,7 +172,9 @@ pub fn reduce(needs: Needs, maps_work: impl FnOnce() -> bool) -> Result<Reduced,
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Effective, &keep)?;
     if before.contains(&Capability::CAP_BPF) && !maps_work() {
-        tracing::info!("CAP_BPF is kept: this kernel asks for it at every change of a map (Linux before 5.19)");
+        tracing::info!(
+            "the daemon keeps CAP_BPF: this kernel asks for it at every change of a map (Linux before 5.19)"
+        );
         keep.insert(Capability::CAP_BPF);
     }
     caps::set(None, CapSet::Effective, &keep)?;

@@ -106,7 +106,7 @@ pub enum Misshapen {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Remark {
     /// It would survive fewer failures, or more, than the operator thinks.
-    #[error("it has {found} replicas, and {wanted} were asked for")]
+    #[error("has {found} replicas, and {wanted} were asked for")]
     Replicas {
         /// What it has.
         found: usize,
@@ -114,10 +114,10 @@ pub enum Remark {
         wanted: usize,
     },
     /// It keeps what nobody reads.
-    #[error("it keeps {0} values of each key, and only the last one is read")]
+    #[error("keeps {0} values of each key, and lastgasp reads only the last one")]
     History(i64),
     /// Its records are gone when the server restarts; they are listed again then.
-    #[error("it is kept in memory")]
+    #[error("lives in the server's memory, and is gone when the server restarts")]
     InMemory,
 }
 
@@ -139,7 +139,7 @@ pub enum WriteError {
     #[error("the key has changed since it was read")]
     Mismatch,
     /// Nobody takes it: the bucket was deleted, or its stream has no leader now. See [`Bucket::again`].
-    #[error("no bucket takes it: it was deleted, or has no leader")]
+    #[error("no bucket takes the write: the bucket was deleted, or has no leader")]
     NoBucket,
     /// No acknowledgement came: the write may or may not have happened.
     #[error("no acknowledgement: {0}")]

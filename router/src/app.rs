@@ -81,7 +81,7 @@ async fn serve(args: Args) -> Result<(), String> {
     info!(timeout_s = args.shutdown_timeout.as_secs(), "ending: no new requests, streams may finish");
     stop.send_replace(true);
     if tokio::time::timeout(args.shutdown_timeout.max(Duration::from_millis(1)), serving).await.is_err() {
-        warn!("streams are cut: --shutdown-timeout is over");
+        warn!("--shutdown-timeout is over: the router cuts the streams that are left");
     }
     following.stop().await;
     Ok(())

@@ -33,7 +33,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 64 for a wrong command line, 78 for a fil
 that cannot be used, 1 otherwise."
 )]
 pub struct Args {
-    /// NATS server; several with commas. Credentials do not stand in it, but in files.
+    /// NATS servers, separated by commas. Credentials come from files, never from a URL.
     #[arg(long, value_name = "URL", env = "LASTGASP_NATS_URL", default_value = "nats://127.0.0.1:4222")]
     pub nats: String,
 
@@ -70,8 +70,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_WAIT_FOR_WORKER", default_value = "10", value_parser = seconds)]
     pub wait_for_worker: Duration,
 
-    /// Ask a worker whether it is well when it was silent for so many seconds, before its answer or in
-    /// it, and go elsewhere if it is not. For nodes that no daemon watches. Off by default: a long
+    /// Ask a worker whether it is well once it was silent for so many seconds, before or within its
+    /// answer, and go elsewhere if it is not. For nodes that no daemon watches. Off by default: a long
     /// prompt may take minutes. A worker of a node whose lease lapsed is asked after 2 seconds anyway.
     #[arg(long, value_name = "SECONDS", env = "LASTGASP_STALL_TIMEOUT", value_parser = seconds)]
     pub stall_timeout: Option<Duration>,
@@ -131,19 +131,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "LASTGASP_ROUTER_TLS_KEY", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// This router's name in answers to signals; must be its own. Made up by default.
+    /// Name of this router in its answers to signals; each router needs its own. Default: made up at the start.
     #[arg(long, value_name = "NAME", env = "LASTGASP_ROUTER_NAME")]
     pub name: Option<Name>,
 
-    /// Written when it listens and has listed the workers once: {"pid":1,"listen":"127.0.0.1:8080"}.
+    /// File that the router writes once it listens and has listed the workers: {"pid":1,"listen":"127.0.0.1:8080"}.
     #[arg(long, value_name = "PATH")]
     pub ready_file: Option<PathBuf>,
 
-    /// What is logged, as for `RUST_LOG`.
+    /// Filter of log lines, as for `RUST_LOG`.
     #[arg(long, value_name = "FILTER", env = "LASTGASP_LOG", default_value = "info,async_nats=warn")]
     pub log: String,
 
-    /// How it is logged, on standard error.
+    /// Format of log lines, on standard error.
     #[arg(long, value_name = "FORMAT", env = "LASTGASP_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }

@@ -51,11 +51,11 @@ pub const UNREAD: Duration = Duration::from_secs(120);
 fn tune(connection: &TcpStream, unread: Duration) {
     // A token is smaller than a segment and must not wait for the next one.
     if let Err(error) = connection.set_nodelay(true) {
-        warn!(%error, "TCP_NODELAY");
+        warn!(%error, "cannot set TCP_NODELAY");
     }
     // tcp(7). Since Linux 5.11 it ends a connection also whose window stays shut.
     if let Err(error) = SockRef::from(connection).set_tcp_user_timeout(Some(unread)) {
-        warn!(%error, "TCP_USER_TIMEOUT");
+        warn!(%error, "cannot set TCP_USER_TIMEOUT");
     }
 }
 
@@ -92,7 +92,7 @@ pub async fn serve(
             Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | ConnectionRefused) => continue,
             Err(error) => {
                 if std::mem::take(&mut accepting) {
-                    warn!(%error, "no connection is accepted until there is room again");
+                    warn!(%error, "cannot accept a connection: the router waits until it has room");
                 }
                 tokio::time::sleep(PAUSE).await;
                 continue;
@@ -104,7 +104,7 @@ pub async fn serve(
             let _place = place;
             let connection = match TcpStream::from_std(connection) {
                 Ok(connection) => connection,
-                Err(error) => return warn!(%error, "a connection cannot be watched"),
+                Err(error) => return warn!(%error, "cannot watch a connection"),
             };
             tune(&connection, limits.unread);
             let service = TowerToHyperService::new(routes);
@@ -116,7 +116,7 @@ pub async fn serve(
                 }
             };
             if let Err(error) = served {
-                debug!(%error, "a connection ended");
+                debug!(%error, "connection ended");
             }
         });
     }
@@ -138,8 +138,8 @@ async fn shake(
     };
     match shaken {
         Ok(Ok(secured)) => return Some(secured),
-        Ok(Err(error)) => debug!(%error, "no TLS"),
-        Err(_) => debug!("no TLS handshake in time"),
+        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+        Err(_) => debug!("TLS handshake timed out"),
     }
     None
 }

@@ -32,7 +32,7 @@ pub async fn run(mut arrivals: mpsc::UnboundedReceiver<Arc<Listing>>, client: re
                         _ = listing.models.set(models);
                         return;
                     }
-                    Err(error) => debug!(worker = %listing.key, %error, "models not listed"),
+                    Err(error) => debug!(worker = %listing.key, %error, "worker did not list its models"),
                 }
                 tokio::time::sleep(Duration::from_secs(1 << attempt)).await;
             }

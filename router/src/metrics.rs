@@ -93,28 +93,31 @@ impl Default for Metrics {
             ),
             gap: histogram(
                 "lastgasp_router_migration_gap_seconds",
-                "From the loss of a worker to the first chunk of the next one",
+                "Time in seconds from the loss of a worker to the first chunk of the next one",
             ),
-            first_token: histogram("lastgasp_router_first_chunk_seconds", "From a request to its first chunk"),
+            first_token: histogram(
+                "lastgasp_router_first_chunk_seconds",
+                "Time in seconds from a request to its first chunk",
+            ),
             requests: counter("lastgasp_router_requests_total", "Requests by path and status", &["path", "status"]),
             bodies_refused: {
                 let name = "lastgasp_router_bodies_refused_total";
-                let help = "Requests refused since the bodies held had taken --max-bodies";
+                let help = "Requests refused because the bodies held fill --max-bodies";
                 let counter = IntCounter::new(name, help).expect("a valid name");
                 registry.register(Box::new(counter.clone())).expect("a name of its own");
                 counter
             },
             signals: counter(
                 "lastgasp_router_signals_total",
-                "Workers named in migration signals by what was made of it, and signals that were not read",
+                "Workers named in migration signals, by result, and signals that the router refused",
                 &["result"],
             ),
             records_refused: counter(
                 "lastgasp_router_records_refused_total",
-                "Worker records and node leases that were not read",
+                "Worker records and node leases that the router refused",
                 &["reason"],
             ),
-            nats_faults: gauge("lastgasp_router_nats_faults", "1 for what is wrong with NATS", &["fault"]),
+            nats_faults: gauge("lastgasp_router_nats_faults", "1 for a fault of NATS that lasts", &["fault"]),
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
             serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
             registry,

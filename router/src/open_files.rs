@@ -18,7 +18,7 @@ pub fn raise(args: &Args) {
                 warn!("{text}");
             }
         }
-        Err(error) => warn!(%error, "the limit of open files stays as it is"),
+        Err(error) => warn!(%error, "cannot raise the limit of open files"),
     }
 }
 

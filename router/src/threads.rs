@@ -57,7 +57,7 @@ fn thread(number: usize) -> io::Result<(Handle, oneshot::Sender<()>)> {
     std::thread::Builder::new().name(format!("serving-{number}")).spawn(move || {
         // Among those that never sleep, a thread that does need not wait until they have had their turns.
         if let Err(error) = priority::short_slice() {
-            debug!(%error, "no short slice");
+            debug!(%error, "the kernel does not give a short scheduler slice");
         }
         // Here, since it may not be dropped where another one runs.
         let runtime = match Builder::new_current_thread().enable_all().build() {

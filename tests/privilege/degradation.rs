@@ -137,5 +137,8 @@ async fn with_a_ring_buffer_that_is_too_small() {
     let losses = status["losses"].as_array().unwrap();
     assert!(losses.iter().any(|loss| loss["hop"] == "ring" && loss["kind"] == "exit"), "{status:#}");
     let log = daemon.process.log_tail();
-    assert!(log.contains("the ring buffer was full; all trees are looked at again"), "{log}");
+    assert!(
+        log.contains("the ring buffer was full and events are lost: the daemon looks at all process trees again"),
+        "{log}"
+    );
 }

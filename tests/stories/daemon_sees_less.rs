@@ -32,7 +32,8 @@ async fn the_living_stay_listed_and_the_dead_are_withdrawn() {
     command.arg(binaries::find("lastgasp").unwrap());
     let daemon = Daemon::start_by(command, &config, path).await.unwrap();
     let told = |log: &str, worker: &str| {
-        log.lines().any(|line| line.contains("its process lives") && line.contains(&format!("worker={worker} ")))
+        log.lines()
+            .any(|line| line.contains("the record's process lives") && line.contains(&format!("worker={worker} ")))
     };
     tokio::time::timeout(GIVE_UP, async {
         while ["alpha", "beta"].iter().any(|worker| !told(&daemon.process.log_tail(), worker)) {

@@ -58,7 +58,7 @@ async fn a_wrong_question_is_answered_with_what_to_do() {
     assert_eq!(said.err, "lastgasp: no worker \"alhpa\" on this node; there are alpha, beta\n");
     let said = scene.daemon.tell(&["undrain", "alpha"]).await.unwrap();
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert_eq!(said.err, "lastgasp: alpha: it is serving: nobody has drained or withdrawn it\n");
+    assert_eq!(said.err, "lastgasp: alpha: serving; no drain or withdrawal to take back\n");
     let said = scene.daemon.tell(&["death", "01ZZZ"]).await.unwrap();
     assert_eq!(said.code, Some(66), "{said:?}");
     assert!(said.err.contains("`lastgasp deaths` lists"), "{said:?}");

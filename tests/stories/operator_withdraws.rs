@@ -95,7 +95,7 @@ async fn it_is_asked_whether_that_is_meant() {
     };
     let said = ask("n\n").await;
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("nothing was done"), "{said:?}");
+    assert!(said.out.contains("not confirmed, so the worker stays in service"), "{said:?}");
     assert_eq!(scene.discovery.removals("alpha"), 0);
     let said = ask("y\n").await;
     assert_eq!(said.code, Some(0), "{said:?}");

@@ -31,6 +31,6 @@ async fn another_user_is_not_answered() {
     fs::set_permissions(socket, PermissionsExt::from_mode(0o666)).unwrap();
     let refused = stranger().await.unwrap();
     assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
-    assert!(daemon.process.log_tail().contains("another user at the status socket is not answered"));
+    assert!(daemon.process.log_tail().contains("status socket refused another user"));
     assert!(daemon.says("status").await.unwrap().contains("node-a"));
 }

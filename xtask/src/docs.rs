@@ -14,6 +14,8 @@ mod page;
 #[cfg(test)]
 mod series;
 #[cfg(test)]
+mod wording;
+#[cfg(test)]
 mod written;
 
 use std::process::ExitCode;

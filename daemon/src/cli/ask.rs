@@ -49,7 +49,7 @@ Examples:
   lastgasp deaths
   lastgasp deaths --output json | jq -r '.[] | [.at, .worker, .cause.kind] | @tsv'
 
-Known are those of this node that NATS keeps, and those since the daemon was started.
+The daemon knows the deaths of this node that NATS keeps, and those since its own start.
 
 Exit codes: 0 as asked, 69 no daemon answers, 77 its socket may not be opened.";
 
@@ -64,11 +64,11 @@ opened.";
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Only this worker, in full
+    /// Show this worker alone, in full
     worker: Option<String>,
     #[command(flatten)]
     pub(super) socket: SocketArgs,
-    /// Again after every change, until interrupted; as JSON, one object a line
+    /// Show the status again after every change, until interrupted; as JSON, one object a line
     #[arg(long)]
     watch: bool,
 }
@@ -127,7 +127,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), CliError> {
     loop {
         let changed = tokio::select! {
             change = changes.next() => {
-                latest = Some(change.ok_or_else(|| ClientError::Ended("it closed the stream".to_owned()))?.map_err(ClientError::from)?);
+                latest = Some(change.ok_or_else(|| ClientError::Ended("the stream was closed".to_owned()))?.map_err(ClientError::from)?);
                 true
             }
             _ = redraw.tick() => false,
@@ -192,7 +192,7 @@ pub(super) async fn events(args: EventsArgs) -> Result<(), CliError> {
         let line = if output.is_json() { render::event_json(&event) } else { render::event(&event, style) };
         say(&format!("{line}\n"))?;
     }
-    if follow { Err(ClientError::Ended("it closed the stream".to_owned()).into()) } else { Ok(()) }
+    if follow { Err(ClientError::Ended("the stream was closed".to_owned()).into()) } else { Ok(()) }
 }
 
 pub(super) async fn deaths(args: DeathsArgs) -> Result<(), CliError> {

@@ -27,7 +27,7 @@ Examples:
 
 Routers send it no new work. Its streams go on until the deadline, then those that can be moved are
 moved, and it is not listed again before `lastgasp undrain` or a new process, whatever its health
-says; a restart of the daemon changes nothing in that. Its processes are left alone.
+says; a restart of the daemon changes nothing in that. The daemon leaves its processes alone.
 
 {EXIT_CODES}"
     )
@@ -39,7 +39,7 @@ pub(super) fn undrain_examples() -> String {
 Examples:
   lastgasp undrain vllm-0
 
-It is listed again at once if it is well, else as soon as it is.
+The daemon lists the worker again at once if it is well, else as soon as it is.
 
 {EXIT_CODES}"
     )
@@ -52,9 +52,10 @@ Examples:
   lastgasp withdraw vllm-0 --reason 'garbled answers'
   lastgasp withdraw vllm-0 --reason 'garbled answers' --yes --output json
 
-Its record is deleted at once. Routers move its streams, and end visibly what they cannot move. It is
-not listed again before `lastgasp undrain` or a new process; a restart of the daemon changes nothing
-in that. Its processes are left alone: on_lost is not applied. To let streams finish: `lastgasp drain`.
+The daemon deletes the worker's record at once. Routers move its streams, and end visibly what they
+cannot move. The worker is not listed again before `lastgasp undrain` or a new process; a restart of
+the daemon changes nothing in that. The worker's processes are left alone: on_lost is not applied. To
+let streams finish: `lastgasp drain`.
 
 {EXIT_CODES}"
     )
@@ -62,12 +63,12 @@ in that. Its processes are left alone: on_lost is not applied. To let streams fi
 
 #[derive(Debug, Args)]
 pub(super) struct DrainArgs {
-    /// Its name, as `lastgasp status` shows it
+    /// Name of the worker, as `lastgasp status` shows it
     worker: String,
-    /// How long its streams go on, as 30s or 1h30m; without it the worker's drain_window_ms
+    /// How long the worker's streams go on, as 30s or 1h30m. Default: the worker's drain_window_ms
     #[arg(long, value_name = "TIME", value_parser = window)]
     deadline: Option<Duration>,
-    /// Why, for the record, the certificate and the log
+    /// Reason, for the record, the certificate and the log
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     reason: String,
     #[command(flatten)]
@@ -76,7 +77,7 @@ pub(super) struct DrainArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct UndrainArgs {
-    /// Its name, as `lastgasp status` shows it
+    /// Name of the worker, as `lastgasp status` shows it
     worker: String,
     #[command(flatten)]
     socket: SocketArgs,
@@ -84,12 +85,12 @@ pub(super) struct UndrainArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct WithdrawArgs {
-    /// Its name, as `lastgasp status` shows it
+    /// Name of the worker, as `lastgasp status` shows it
     worker: String,
-    /// Why, for the tombstone, the certificate and the log
+    /// Reason, for the tombstone, the certificate and the log
     #[arg(long, value_name = "TEXT")]
     reason: String,
-    /// Do not ask whether that is meant
+    /// Withdraw without asking for confirmation
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]

@@ -22,13 +22,13 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArgs {
-    /// For which shell
+    /// Shell that the script is for
     shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ManArgs {
-    /// Where the pages are written
+    /// Folder for the pages
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }

@@ -18,7 +18,7 @@ enum Format {
 
 #[derive(Debug, Clone, Copy, Args)]
 pub(super) struct OutputArgs {
-    /// How to answer
+    /// Format of the answer
     #[arg(long, short, value_enum, value_name = "FORMAT", default_value = "text")]
     output: Format,
     /// Short for --output json

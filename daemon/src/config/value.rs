@@ -271,13 +271,13 @@ fn http_url(text: &str, with_path: bool) -> Result<(), &'static str> {
 
 /// Its text is not repeated in errors: what stands in a path may be a secret.
 fn web_url(text: &str) -> Result<(), &'static str> {
-    let uri: Uri = text.parse().map_err(|_| "it is not a URL")?;
+    let uri: Uri = text.parse().map_err(|_| "is not a URL")?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err("it does not begin with http:// or https://");
+        return Err("does not begin with http:// or https://");
     }
     match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => Err("it holds credentials; use token_file or headers"),
+        Some(authority) if authority.as_str().contains('@') => Err("holds credentials; use token_file or headers"),
         Some(_) => Ok(()),
-        None => Err("it has no host"),
+        None => Err("has no host"),
     }
 }

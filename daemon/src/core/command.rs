@@ -26,13 +26,13 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// No process of it was found yet.
-    #[error("no process of it was found yet, so it is not listed")]
+    #[error("no process of the worker found yet, so the worker is not listed")]
     NoProcess,
     /// It has not begun to serve.
-    #[error("it is starting and not listed yet; wait until it serves")]
+    #[error("starting and not listed yet; wait until the worker serves")]
     Starting,
     /// Its life is over, and nobody has taken it out of service.
-    #[error("it is {state} ({cause}) and not listed")]
+    #[error("{state} ({cause}) and not listed")]
     Over {
         /// `left` or `lost`.
         state: State,
@@ -40,7 +40,7 @@ pub enum Refused {
         cause: Box<Cause>,
     },
     /// There is nothing to take back.
-    #[error("it is {state}: nobody has drained or withdrawn it")]
+    #[error("{state}; no drain or withdrawal to take back")]
     InService {
         /// Where it stands.
         state: State,

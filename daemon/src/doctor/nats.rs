@@ -120,9 +120,9 @@ async fn holder(config: &Config, bucket: &Bucket) -> Finding {
     });
     match (lease, lease::own_lease(config.node.clone())) {
         (None, _) if config.mode == Mode::Observe => {
-            new(name, Verdict::Fine, "nobody holds it; a daemon in mode \"observe\" does not take it")
+            new(name, Verdict::Fine, "free; a daemon in mode \"observe\" does not take it")
         }
-        (None, _) => new(name, Verdict::Fine, "nobody holds it; the daemon takes it at its start"),
+        (None, _) => new(name, Verdict::Fine, "free; the daemon takes it at its start"),
         (Some(holder), Ok(own)) => judge(&name, &holder, &own),
         (Some(_), Err(error)) => {
             new(name, Verdict::Broken, format!("/proc does not answer: {error}")).fix("mount /proc")

@@ -7,7 +7,7 @@ pub(super) fn examine() -> Vec<Finding> {
     let user = format!("uid {}", nix::unistd::geteuid());
     let mut findings = vec![Finding::new(Area::Privileges, "user", Verdict::Fine, user)];
     if privileges::in_user_namespace() {
-        let detail = "this is a user namespace: capabilities count for what belongs to it, not for eBPF, nor for \
+        let detail = "lastgasp runs in a user namespace: capabilities count for what belongs to it, not for eBPF, nor for \
                       processes outside";
         let fix = "run lastgasp in the host's user namespace: hostUsers: true in Kubernetes, no rootless container";
         findings.push(Finding::new(Area::Privileges, "user namespace", Verdict::Note, detail).fix(fix));

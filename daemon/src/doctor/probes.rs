@@ -51,10 +51,10 @@ fn after_loading(probes: &mut Probes) -> Finding {
         Ok(Ok(reduced)) if reduced.held.contains(&caps::Capability::CAP_BPF) => new(
             name,
             Verdict::Note,
-            "this kernel asks for CAP_BPF at every change of a map; it is kept (Linux before 5.19)",
+            "the daemon keeps it: this kernel asks for CAP_BPF at every change of a map (Linux before 5.19)",
         ),
         Ok(Ok(_)) => new(name, Verdict::Fine, "the programs' maps can be used once it is given up"),
-        Ok(Err(error)) => new(name, Verdict::Note, format!("it cannot be given up: {error}")),
+        Ok(Err(error)) => new(name, Verdict::Note, format!("cannot be given up: {error}")),
         Err(_) => new(name, Verdict::Note, "not known"),
     }
 }

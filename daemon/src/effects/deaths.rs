@@ -144,7 +144,7 @@ impl Deaths {
             Kind::SignalSent { to, signal, sender, ending: _ } => {
                 let to = match to {
                     Addressee::Process(process) => format!("{} (pid {})", process.title, process.tgid),
-                    Addressee::Supervisor { tgid } => format!("its supervisor (pid {tgid})"),
+                    Addressee::Supervisor { tgid } => format!("the supervisor (pid {tgid})"),
                 };
                 format!("signal {signal} to {to} from {sender}")
             }
@@ -463,7 +463,10 @@ impl Archive {
                 match publish(&context, subject.clone(), payload.clone(), only_where_there).await {
                     Ok(true) => break,
                     Ok(false) => {
-                        tracing::debug!(certificate = id, "certificate kept here alone: there is no stream for it");
+                        tracing::debug!(
+                            certificate = id,
+                            "certificate kept on this node alone: NATS has no stream for it"
+                        );
                         return;
                     }
                     Err(error) => tracing::warn!(%error, certificate = id, "certificate not kept yet"),
@@ -498,7 +501,7 @@ async fn publish(
 /// the JSON. Where there are too many, the last one of each worker has to do.
 pub async fn recall(context: jetstream::Context, node: Name, each: impl Fn(&str, &str) + Send) {
     if let Err(error) = try_recall(&context, &node, each).await {
-        tracing::debug!(%error, "former death certificates are not known");
+        tracing::debug!(%error, "earlier death certificates not read");
     }
 }
 

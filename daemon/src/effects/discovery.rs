@@ -276,7 +276,7 @@ impl Task {
         let present = self.ledger.present.borrow_and_update();
         let missing = present.asked > self.last_write && !present.keys.contains(&self.key);
         if missing {
-            tracing::warn!(key = self.key, "the record is not in the bucket any more; it is listed again");
+            tracing::warn!(key = self.key, "record vanished from the bucket: the daemon lists the worker again");
             self.known = None;
         }
         missing
@@ -319,7 +319,7 @@ impl Task {
                     self.known = None;
                     let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, fault, error }));
                     if no_bucket && let Err(error) = bucket.again().await {
-                        tracing::debug!(%error, "the bucket is not there and cannot be made");
+                        tracing::debug!(%error, "no bucket, and the daemon cannot make one");
                     }
                     let wait = if refused { REFUSED_PAUSE.max(pause) } else { pause };
                     tokio::select! {

@@ -82,7 +82,7 @@ pub async fn keep(
             Err(Verdict::Trouble { why, no_bucket }) => {
                 revision = None;
                 if no_bucket && let Err(error) = bucket.again().await {
-                    tracing::debug!(%error, "the bucket is not there and cannot be made");
+                    tracing::debug!(%error, "no bucket, and the daemon cannot make one");
                 }
                 LeaseEvent::Waiting(why)
             }

@@ -26,9 +26,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// thousand daemons that ask them cost the servers more than all leases do.
 const INSPECTION: Duration = Duration::from_secs(30);
 /// What is worse for a bucket that is not as it was asked for.
-const AS_FOUND: &str = "it is used as it is";
+const AS_FOUND: &str = "the daemon uses the bucket as it is";
 /// What is worse for a bucket that an observer cannot read.
-const NOT_READ: &str = "nothing of it is known here; this node changes nothing anyhow (mode = \"observe\")";
+const NOT_READ: &str = "this node does not know what the bucket holds, and changes nothing anyhow (mode = \"observe\")";
 /// How long certificates are kept.
 const DEATHS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 

@@ -57,7 +57,7 @@ pub enum SeverError {
     #[error("cannot destroy a connection; that needs CAP_NET_ADMIN")]
     Denied,
     /// The kernel was built without it.
-    #[error("this kernel cannot destroy connections: it was built without CONFIG_INET_DIAG_DESTROY")]
+    #[error("the kernel cannot destroy connections: it was built without CONFIG_INET_DIAG_DESTROY")]
     Unsupported,
     /// Anything else.
     #[error("cannot destroy a connection")]

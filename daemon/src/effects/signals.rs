@@ -69,7 +69,7 @@ impl Signals {
                     continue;
                 }
                 let Ok(answer) = Answer::parse(&message.payload) else {
-                    tracing::debug!(subject = %message.subject, "an answer that is none");
+                    tracing::debug!(subject = %message.subject, "message on the reply subject is not an answer");
                     counted.lose(Loss::Answer, 1);
                     continue;
                 };
@@ -165,10 +165,10 @@ pub async fn follow_routers(bucket: Bucket, routers: watch::Sender<HashSet<Name>
     let mut attempts = 0;
     while !routers.is_closed() {
         if let Err(error) = follow_routers_once(&bucket, &routers, &mut attempts).await {
-            tracing::debug!(%error, "routers are not followed at present");
+            tracing::debug!(%error, "cannot follow the routers' bucket at present");
         }
         if let Err(error) = bucket.again().await {
-            tracing::debug!(%error, "the routers' bucket");
+            tracing::debug!(%error, "cannot open the routers' bucket");
         }
         tokio::time::sleep(backoff(attempts)).await;
         attempts += 1;

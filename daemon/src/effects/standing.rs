@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lastgasp_protocol::kv::Fault;
 
 /// What is worse while workers cannot be listed or withdrawn.
-pub const NOTHING_WRITTEN: &str = "nothing is listed or withdrawn; what is decided meanwhile is made up for";
+pub const NOTHING_WRITTEN: &str =
+    "the daemon lists and withdraws nothing until this is mended, and then makes up for it";
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,9 +36,9 @@ impl Standing {
         let known = troubles.get(what);
         if known.is_none_or(|known| known.fault != fault) {
             let Trouble { fault, detail, cost } = &trouble;
-            tracing::warn!(what, fault = fault.as_str(), detail, cost, fix = fault.fix(), "NATS");
+            tracing::warn!(what, fault = fault.as_str(), detail, cost, fix = fault.fix(), "fault of NATS");
         } else if known != Some(&trouble) {
-            tracing::debug!(what, fault = fault.as_str(), detail = trouble.detail, "NATS");
+            tracing::debug!(what, fault = fault.as_str(), detail = trouble.detail, "fault of NATS has another detail");
         }
         troubles.insert(what.to_owned(), trouble);
     }
@@ -45,7 +46,7 @@ impl Standing {
     /// Nothing is wrong with `what`, or not any more.
     pub fn good(&self, what: &str) {
         if let Some(trouble) = self.lock().remove(what) {
-            tracing::info!(what, was = trouble.fault.as_str(), "NATS: well again");
+            tracing::info!(what, was = trouble.fault.as_str(), "fault of NATS is over");
         }
     }
 

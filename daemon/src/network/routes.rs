@@ -41,7 +41,7 @@ pub enum NotRouted {
     },
     /// The host's routes may not be seen from here.
     #[error(
-        "the host's routes cannot be seen: run lastgasp in the host's network namespace, or give it CAP_SYS_ADMIN \
+        "cannot read the host's routes: run lastgasp in the host's network namespace, or give it CAP_SYS_ADMIN \
          and CAP_SYS_PTRACE"
     )]
     Unseen(#[source] io::Error),

@@ -34,7 +34,7 @@ impl<Command> Handle<Command> {
     pub(super) fn tell(&self, command: Command) -> bool {
         let told = self.commands.try_send(command).is_ok();
         if !told {
-            tracing::error!(sink = self.name, "notice lost: its queue is full");
+            tracing::error!(sink = self.name, "notification lost: the sink's queue is full");
             self.metrics.lose(Loss::NoticeQueue, 1);
         }
         told

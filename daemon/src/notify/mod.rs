@@ -337,7 +337,7 @@ impl Notifier {
             notice.worker.hash(&mut hasher);
             let lane = usize::try_from(hasher.finish() % lanes.len() as u64).unwrap_or_default();
             if lanes[lane].try_send(Arc::clone(&notice)).is_err() {
-                tracing::error!(sink = config.name, worker = %notice.worker, event = notice.event.as_str(), "notice lost: its queue is full");
+                tracing::error!(sink = config.name, worker = %notice.worker, event = notice.event.as_str(), "notification lost: the sink's queue is full");
                 self.metrics.lose(Loss::NoticeQueue, 1);
             }
         }
@@ -383,11 +383,11 @@ async fn deliver(config: &NotifyConfig, client: Option<&webhook::Client>, notice
         let last = attempt == config.attempts || matches!(failure, Failure::Refused(_));
         let (sink, worker, event) = (config.name.as_str(), &notice.worker, notice.event.as_str());
         if last {
-            tracing::error!(sink, %worker, event, attempt, error = %failure, "notice lost: it cannot be delivered");
+            tracing::error!(sink, %worker, event, attempt, error = %failure, "notification lost: the sink refused it, or every try failed");
             metrics.lose(Loss::Notice, 1);
             return count(if matches!(failure, Failure::Refused(_)) { "refused" } else { "given_up" });
         }
-        tracing::warn!(sink, %worker, event, attempt, error = %failure, "notice not delivered yet; it will be tried again");
+        tracing::warn!(sink, %worker, event, attempt, error = %failure, "notification not delivered yet: another try follows");
         count("retried");
         // The daemons of a fleet do not all come back at once.
         tokio::time::sleep(pause + Duration::from_millis(u64::from(std::process::id()) % 100)).await;

@@ -22,7 +22,7 @@ pub enum PidfdError {
     #[error("too many open files to watch process {0}: raise the limit (LimitNOFILE=, ulimit -n)")]
     TooManyFiles(ProcessId),
     /// ENOSYS: Linux before 5.3, or a seccomp filter that does not know the call.
-    #[error("this kernel or this container's seccomp profile has no pidfd_open (Linux 5.3)")]
+    #[error("the kernel or the container's seccomp profile has no pidfd_open (Linux 5.3)")]
     Unsupported,
     /// Anything else, from `pidfd_open` or from the reactor.
     #[error("cannot watch process {process}")]

@@ -32,7 +32,7 @@ pub enum ClientError {
         error: std::io::Error,
     },
     /// It went away while it was telling.
-    #[error("the daemon ended while it was asked: {0}")]
+    #[error("the daemon ended during this command: {0}")]
     Ended(String),
     /// There is no such worker.
     #[error("{0}")]

@@ -47,7 +47,7 @@ pub(super) async fn serve(listener: TcpListener, routes: Router, limits: Limits)
         let connection = match listener.accept().await {
             Ok((connection, _)) => connection,
             Err(error) => {
-                tracing::warn!(%error, "a connection to /metrics is not accepted");
+                tracing::warn!(%error, "cannot accept a connection to /metrics");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }

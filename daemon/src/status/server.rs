@@ -112,7 +112,7 @@ impl StatusServer {
             .add_service(health)
             .add_service(reflection)
             .serve_with_incoming(UnixListenerStream::new(unix).filter(|peer| std::future::ready(is_ours(peer))));
-        tracing::info!(%listen, socket = %file.path.display(), "answering");
+        tracing::info!(%listen, socket = %file.path.display(), "status server listens");
         tokio::select! {
             result = rpc => result.map_err(|error| ended(&error)),
             () = http::serve(http, http::router(hub, metrics, page.then_some(listen)), http::Limits::default()) => Ok(()),
@@ -128,11 +128,11 @@ fn is_ours(peer: &io::Result<UnixStream>) -> bool {
     match peer.peer_cred() {
         Ok(peer) if peer.uid() == own || peer.uid() == 0 => true,
         Ok(peer) => {
-            tracing::warn!(uid = peer.uid(), pid = peer.pid(), "another user at the status socket is not answered");
+            tracing::warn!(uid = peer.uid(), pid = peer.pid(), "status socket refused another user");
             false
         }
         Err(error) => {
-            tracing::warn!(%error, "a client of the status socket that cannot be identified is not answered");
+            tracing::warn!(%error, "status socket refused a client that it cannot identify");
             false
         }
     }

@@ -23,7 +23,7 @@ pub enum NoSuchDeath {
         wanted: String,
     },
     /// There are several.
-    #[error("{wanted:?} is the beginning of {count} certificates: {}; give more of it", .candidates.join(", "))]
+    #[error("{wanted:?} is the beginning of {count} certificates: {}; give more of the id", .candidates.join(", "))]
     Ambiguous {
         /// What was asked for.
         wanted: String,
@@ -176,13 +176,15 @@ pub fn in_words(cause: &Cause) -> String {
         CauseKind::ProcessGone => format!("{who} was found gone; nobody saw how it ended"),
         CauseKind::Replaced => format!("{who} runs another program now"),
         CauseKind::GpuFault => format!("{who} had a GPU fault that it does not survive"),
-        CauseKind::ListenerClosed => "its serving port was closed by a task that was ending".to_owned(),
-        CauseKind::ConnectionRefused => "its health address refused connections, and nobody listened there".to_owned(),
-        CauseKind::NotServing => "its liveness service said NOT_SERVING".to_owned(),
-        CauseKind::NotReady => "its readiness service said NOT_SERVING".to_owned(),
-        CauseKind::Hung => "it did not answer over the hang window".to_owned(),
-        CauseKind::Terminated => format!("it was asked to leave{by_signal}"),
-        CauseKind::Commanded => "somebody took it out of service".to_owned(),
+        CauseKind::ListenerClosed => "a task that was ending closed the serving port".to_owned(),
+        CauseKind::ConnectionRefused => {
+            "the health address refused connections, and no socket listened there".to_owned()
+        }
+        CauseKind::NotServing => "the liveness service said NOT_SERVING".to_owned(),
+        CauseKind::NotReady => "the readiness service said NOT_SERVING".to_owned(),
+        CauseKind::Hung => "health checks went unanswered over the hang window".to_owned(),
+        CauseKind::Terminated => format!("the engine was asked to leave{by_signal}"),
+        CauseKind::Commanded => "a command took the worker out of service".to_owned(),
     };
     if let Some(sender) = sender {
         let _ = write!(text, ", by {sender}");
@@ -309,7 +311,7 @@ CERTIFICATE  WHEN       WORKER    WITHDRAWN AFTER  STREAMS MOVED  CAUSE
         assert_eq!(find(&known, "vllm-0").unwrap().certificate, "01KABD", "the last one of the worker");
         assert_eq!(
             find(&known, "01KAB").unwrap_err().to_string(),
-            "\"01KAB\" is the beginning of 2 certificates: 01KABD, 01KABC; give more of it"
+            "\"01KAB\" is the beginning of 2 certificates: 01KABD, 01KABC; give more of the id"
         );
         assert!(matches!(find(&known, "01Z"), Err(NoSuchDeath::Unknown { .. })));
         assert!(matches!(find(&known, ""), Err(NoSuchDeath::Unknown { .. })));
@@ -320,7 +322,7 @@ CERTIFICATE  WHEN       WORKER    WITHDRAWN AFTER  STREAMS MOVED  CAUSE
         let exited = Cause { exit_status: Some(3), ..Cause::of(CauseKind::ProcessExited) };
         assert_eq!(in_words(&exited), "a critical process exited with status 3");
         let commanded = Cause { reason: Some("garbled answers".into()), ..Cause::of(CauseKind::Commanded) };
-        assert_eq!(in_words(&commanded), "somebody took it out of service: garbled answers");
+        assert_eq!(in_words(&commanded), "a command took the worker out of service: garbled answers");
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Supervisor {
     /// write that was under way when it died.
     fn end_again(&mut self, worker: WorkerId, record: WorkerRecord) {
         let WorkerRecord { worker: name, incarnation, epoch, .. } = record;
-        tracing::warn!(worker = %name, %incarnation, epoch, "it has listed itself again, and is over: withdrawn again");
+        tracing::warn!(worker = %name, %incarnation, epoch, "worker listed a life that is over: the daemon withdraws the record again");
         let listing = Listing { worker, incarnation, epoch };
         self.carry_out(vec![Effect::Withdraw(listing)], proc::monotonic_now());
     }
@@ -135,7 +135,7 @@ impl Supervisor {
         let hidden = unseen && proc::is_alive(ProcessId { tgid, start_ticks });
         if hidden && first {
             let WorkerRecord { worker, incarnation, .. } = record;
-            tracing::warn!(%worker, %incarnation, "its process lives and cannot be looked at: its record stands");
+            tracing::warn!(%worker, %incarnation, "the record's process lives, and the daemon cannot look into it: the record stays");
         }
         hidden
     }
@@ -146,7 +146,7 @@ impl Supervisor {
         let slot = &mut self.workers[worker];
         let root = self.processes.root(worker).filter(|_| !over && slot.incarnation == incarnation.as_str());
         if let Some(root) = root {
-            tracing::info!(worker = %record.worker, %incarnation, epoch, "its record was left by an earlier daemon; it goes on");
+            tracing::info!(worker = %record.worker, %incarnation, epoch, "record of an earlier daemon taken over: the worker's process lives");
             (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
             let now = proc::monotonic_now();
             let effects = self.core.adopted(worker, root, incarnation.clone(), epoch);
@@ -169,7 +169,7 @@ impl Supervisor {
             // It ended under our eyes, before it was known that it had been listed.
             return;
         }
-        tracing::warn!(worker = %record.worker, %incarnation, epoch, "it ended while no daemon was watching");
+        tracing::warn!(worker = %record.worker, %incarnation, epoch, "worker ended while no daemon watched: the daemon withdraws its record");
         slot.revision = revision;
         let now = proc::monotonic_now();
         let cause = Cause::of(CauseKind::ProcessGone);
@@ -195,7 +195,7 @@ impl Supervisor {
         for RecordedProcess { pid, start_ticks, title } in processes {
             let id = ProcessId { tgid: *pid, start_ticks: *start_ticks };
             if !proc::is_alive(id) {
-                tracing::warn!(worker = %self.name(worker), tgid = pid, title, "it ended while no daemon was watching");
+                tracing::warn!(worker = %self.name(worker), tgid = pid, title, "critical process ended while no daemon watched");
                 let process = Process { tgid: *pid, title: title.as_str().into(), root: false };
                 let kind = Kind::ProcessGone { process, exit: Exit::Unknown };
                 self.evidence(Evidence { worker, root, kind, at: now });
@@ -240,7 +240,7 @@ impl Supervisor {
             if younger && listeners::owns_listener(&tree, port).unwrap_or(false) {
                 let _ = messages.send(Message::Proven(worker, root, record));
             } else if first {
-                tracing::warn!(worker = %record.worker, port, younger, "a record that cannot be bound to the worker's process is left alone for now");
+                tracing::warn!(worker = %record.worker, port, younger, "record not adopted yet: the worker's processes do not hold its port, or the record is older than they are");
             }
         });
     }
@@ -299,7 +299,7 @@ impl OwnRecords {
                 self.standing.bad("own records", Fault::of(&*error), error.to_string(), COST);
                 // A bucket that was deleted does not say so to those who watch it.
                 if let Err(error) = open.again().await {
-                    tracing::debug!(%error, "the bucket is not there and cannot be made");
+                    tracing::debug!(%error, "no bucket, and the daemon cannot make one");
                 }
             }
             tokio::time::sleep(backoff(attempts)).await;
@@ -375,7 +375,7 @@ impl OwnRecords {
                 }
             }
             Err(error) => {
-                tracing::warn!(key = entry.key, %error, "a record of this node that cannot be read");
+                tracing::warn!(key = entry.key, %error, "record of this node not read");
                 let _ = self.messages.send(Message::Lost(Loss::Record));
                 if let Some(Ok(worker)) = entry.key.rsplit('.').next().map(Name::from_token) {
                     let _ = self.messages.send(Message::Defaced(worker));

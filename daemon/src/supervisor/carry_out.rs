@@ -106,7 +106,7 @@ impl Supervisor {
                 Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
                 Effect::HeldDown { worker, losses, until } => {
                     let (name, seconds) = (self.name(worker), until.since(at).as_secs());
-                    tracing::warn!(worker = %name, losses, seconds, "held down: it is listed later");
+                    tracing::warn!(worker = %name, losses, seconds, "worker held down: the daemon lists it later");
                     self.notices.recovers(name);
                     self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
                     self.metrics.notices.with_label_values(&["held_down"]).inc();
@@ -378,7 +378,7 @@ impl Supervisor {
                 self.go_on_draining(worker, deadline, commanded);
             }
             Outcome::Failed { refused, fault, error } => {
-                let cost = "it is not listed, or not withdrawn, until another try succeeds";
+                let cost = "the worker is not listed, or not withdrawn, until another try succeeds";
                 self.standing.bad(&record, fault, error, cost);
                 self.metrics.notices.with_label_values(&["record_retried"]).inc();
                 if refused {

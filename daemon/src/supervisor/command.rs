@@ -121,7 +121,7 @@ impl Supervisor {
         epoch: u64,
         reason: String,
     ) {
-        tracing::warn!(worker = %self.name(worker), %incarnation, reason, "still out of service");
+        tracing::warn!(worker = %self.name(worker), %incarnation, reason, "worker stays out of service until `lastgasp undrain`");
         self.workers[worker].commanded.clone_from(&reason);
         let cause = Cause { reason: Some(reason), ..Cause::of(CauseKind::Commanded) };
         self.core.resumed(worker, incarnation, epoch);

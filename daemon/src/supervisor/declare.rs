@@ -133,7 +133,9 @@ impl Supervisor {
         let Some(probes) = self.probes.as_mut() else { return };
         match probes.tell_strangers(STRANGERS) {
             Ok(left) => self.declarations.strangers_untold |= left == 0,
-            Err(error) => tracing::debug!(%error, "an exec that declares a worker is found by looking"),
+            Err(error) => {
+                tracing::debug!(%error, "the kernel does not report calls of exec: the next scan finds processes that declare a worker")
+            }
         }
     }
 
@@ -274,7 +276,7 @@ impl Supervisor {
         if named.is_none() && (everywhere >= MAX_DECLARED || here >= MAX_IN_ONE_PLACE) {
             return Judgement::Refuse((
                 Refusal::TooMany,
-                format!("there are {everywhere} already, {here} of them here"),
+                format!("{everywhere} workers have declared themselves already, {here} of them here"),
             ));
         }
         let DeclareConfig { on_lost, reap_grace, sever, .. } = &self.config.declare;
@@ -372,7 +374,7 @@ impl Supervisor {
             if let Some(slot) = self.workers.forget(worker) {
                 let name = &slot.config.name;
                 self.notices.forget(worker, name);
-                tracing::info!(worker = %name, "forgotten: its life is over, and nothing of it is alive");
+                tracing::info!(worker = %name, "declared worker forgotten: its life is over, and no process of it lives");
                 self.metrics.forget_worker(name.as_str());
                 self.tell_state(name, "forgotten: nothing of it is alive".to_owned());
             }

@@ -56,7 +56,7 @@ impl Supervisor {
                 self.processes.supervised_by(worker, parent);
             }
             Err(error) => {
-                tracing::warn!(%error, tgid = parent.tgid, "signals to the supervisor are not watched");
+                tracing::warn!(%error, tgid = parent.tgid, "the daemon does not watch signals to the engine's supervisor");
                 self.metrics.lose(Loss::WatchSupervisor, 1);
             }
         }
@@ -73,7 +73,7 @@ impl Supervisor {
             return;
         }
         let by = exe.display().to_string();
-        tracing::warn!(worker = %self.name(worker), process = %process.title, by, "another program runs in its place");
+        tracing::warn!(worker = %self.name(worker), process = %process.title, by, "process called exec: another program runs in its place");
         self.evidence(Evidence { worker, root, kind: Kind::Replaced { process, by }, at: proc::monotonic_now() });
     }
 
@@ -146,7 +146,7 @@ impl Supervisor {
         }
         stuck.clone_into(&mut slot.stuck);
         if !stuck.is_empty() {
-            tracing::warn!(worker = %self.name(worker), %stuck, "no answer");
+            tracing::warn!(worker = %self.name(worker), %stuck, "worker does not answer, and processes of it do not run");
             self.deaths.moment(worker, MomentKind::Evidence, "process_state", stuck, at);
         }
     }

@@ -402,7 +402,7 @@ impl Supervisor {
         if let Err(error) = self.watch_by_pidfd(id) {
             tracing::error!(
                 %error, worker = %self.name(worker), tgid = id.tgid,
-                "no pidfd for a critical process: it is looked at every second, until there is one"
+                "no pidfd for a critical process: the daemon looks at it every second until it has one"
             );
             self.metrics.lose(Loss::Pidfd, 1);
             self.without_pidfd.push(id);

@@ -100,7 +100,7 @@ impl Notices {
     pub(super) fn end(&self) {
         let lost = self.notifier.waiting() + self.held.len();
         if lost > 0 {
-            tracing::warn!(lost, "notices were not delivered before the end");
+            tracing::warn!(lost, "notifications not delivered: the daemon ended first");
         }
     }
 }

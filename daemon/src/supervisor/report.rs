@@ -227,7 +227,7 @@ impl Supervisor {
                 tracing::error!(
                     kind = kind.as_str(),
                     lost = total - *known,
-                    "the ring buffer was full; all trees are looked at again"
+                    "the ring buffer was full and events are lost: the daemon looks at all process trees again"
                 );
                 self.metrics.lose(Loss::Ring(kind), total - *known);
                 *known = total;
@@ -250,7 +250,7 @@ impl Supervisor {
             });
             self.unwritten = Some(Unwritten { file, content: content.to_string() });
             if let Err(error) = self.write_ready_file() {
-                tracing::error!(%error, "ready file not written: it is tried again every second");
+                tracing::error!(%error, "ready file not written: the daemon tries again every second");
             }
         }
         self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));

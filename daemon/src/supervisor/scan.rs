@@ -228,7 +228,7 @@ impl Supervisor {
     fn cannot_look(&mut self, worker: WorkerId, error: String) {
         let slot = &mut self.workers[worker];
         if slot.reason != error {
-            tracing::warn!(worker = %slot.config.name, %error, "cannot look for its process");
+            tracing::warn!(worker = %slot.config.name, %error, "cannot look for the worker's process");
             slot.reason = error;
         }
     }
@@ -317,7 +317,7 @@ impl Supervisor {
         match probes.watch_port(netns, number, worker.0) {
             Ok(()) => slot.port = port,
             Err(error) => {
-                tracing::warn!(%error, worker = %config.name, port = number, "its listener is not watched");
+                tracing::warn!(%error, worker = %config.name, port = number, "the kernel does not watch the worker's listener");
                 self.metrics.lose(Loss::WatchPort, 1);
             }
         }
@@ -366,7 +366,7 @@ impl Supervisor {
         let kind = match presence {
             Presence::Gone => Kind::ProcessGone { process, exit: Exit::Unknown },
             Presence::Alive => {
-                tracing::warn!(worker = %self.name(worker), process = %process.title, "a fatal signal was delivered, and it lives");
+                tracing::warn!(worker = %self.name(worker), process = %process.title, "process lives on after a fatal signal");
                 Kind::StillAlive { process }
             }
             Presence::Ending => {

@@ -75,7 +75,7 @@ pub enum RunError {
     #[error(transparent)]
     Status(#[from] StatusError),
     /// A sidecar's engine was lost, and it is withdrawn: kubelet restarts both.
-    #[error("the engine was lost ({0}); it is withdrawn")]
+    #[error("the engine was lost ({0}), and its worker is withdrawn")]
     EngineLost(String),
     /// A sidecar's engine did not begin to serve in time.
     #[error(
@@ -125,7 +125,7 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
         EbpfMode::Required => Ok(load()?),
     };
     if let Err(error) = priority::short_slice() {
-        tracing::debug!(%error, "no short slice");
+        tracing::debug!(%error, "the kernel does not give a short scheduler slice");
     }
     if config.realtime
         && let Err(error) = priority::realtime()
@@ -156,7 +156,7 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
 fn give_up_privileges(needs: Needs, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
     let maps_work = || match probes.map(Probes::check_access) {
         Some(Err(error)) => {
-            tracing::debug!(%error, "without CAP_BPF");
+            tracing::debug!(%error, "maps cannot be changed without CAP_BPF");
             false
         }
         Some(Ok(())) | None => true,
@@ -209,7 +209,7 @@ async fn main(
     let listen = server.listen();
     side.spawn(async move {
         if let Err(error) = server.serve().await {
-            tracing::error!(%error, "status is not served any more");
+            tracing::error!(%error, "status server ended: `lastgasp status` and /metrics get no answer");
         }
     });
 
@@ -413,13 +413,13 @@ fn follow_kmsg(
         Ok(log) => {
             side.spawn(async move {
                 if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
-                    tracing::error!(%error, "the kernel's log is not read any more: GPU faults go unseen");
+                    tracing::error!(%error, "the daemon no longer reads the kernel's log: GPU faults go unseen");
                 }
             });
             None
         }
         Err(error) => {
-            tracing::warn!(%error, "{KMSG} cannot be read: GPU faults go unseen, and OOM kills are not told apart");
+            tracing::warn!(%error, "the daemon cannot read {KMSG}: GPU faults go unseen, and a certificate does not say what ran out of memory");
             Some(format!("{KMSG}: {error}"))
         }
     }

@@ -33,6 +33,6 @@ impl ServiceManager {
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd cannot be told: NOTIFY_SOCKET");
+        tracing::warn!(%error, "cannot notify systemd through NOTIFY_SOCKET");
     }
 }

@@ -35,7 +35,7 @@ pub enum WatchError {
     #[error("no heartbeat for {} s", SILENCE.as_secs())]
     Silent,
     /// The server has sent more than has come, as after a reconnect.
-    #[error("changes were missed: the server has sent {sent}, {seen} have come")]
+    #[error("changes are missing: the server sent {sent}, and {seen} arrived")]
     Missed {
         /// By the server's count.
         sent: u64,

@@ -63,7 +63,7 @@ async fn hold(link: &Link, lease: &RouterLease, attempts: &mut u32) -> Result<()
             Ok(revision) => {
                 link.troubles.good("lease");
                 if !std::mem::replace(&mut held, true) {
-                    info!(router = %lease.router, revision, "lease held");
+                    info!(router = %lease.router, revision, "router holds its lease");
                 }
                 *attempts = 0;
                 expect = Expect::Revision(revision);

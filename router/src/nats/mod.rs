@@ -165,7 +165,7 @@ async fn begin(
                     workers.connected(std::time::Instant::now());
                     connected.send_modify(|count| *count += 1);
                 }
-                Event::Disconnected => warn!("NATS is away; serving with the workers known last"),
+                Event::Disconnected => warn!("NATS is away: the router serves with the workers known last"),
                 _ => {}
             }
             match Fault::of_event(&event) {

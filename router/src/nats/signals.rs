@@ -21,7 +21,7 @@ pub(super) async fn run(link: Link) {
                 }
                 warn!("the subscription to signals ended");
             }
-            Err(error) => warn!(%error, "signals are not heard"),
+            Err(error) => warn!(%error, "cannot subscribe to signals"),
         }
         tokio::time::sleep(backoff(attempts)).await;
     }
@@ -55,7 +55,7 @@ async fn hear(link: &Link, message: Message) {
             let counts = if action == Action::Move { settled(&listings).await } else { Counts::default() };
             answer(&link, &reply, &certificate, Phase::Done, Some(counts)).await;
             let Counts { streams, moved, unmovable, failed } = counts;
-            info!(certificate, streams, moved, unmovable, failed, "signal dealt with");
+            info!(certificate, streams, moved, unmovable, failed, "signal carried out");
         });
     }
 }

@@ -25,16 +25,16 @@ impl Troubles {
     pub(super) fn bad(&self, what: &'static str, fault: Fault, detail: impl std::fmt::Display) {
         let before = self.change(what, Some(fault));
         if before == Some(fault) {
-            debug!(what, fault = fault.as_str(), %detail, "NATS");
+            debug!(what, fault = fault.as_str(), %detail, "fault of NATS has another detail");
         } else {
-            warn!(what, fault = fault.as_str(), %detail, fix = fault.fix(), "NATS; serving with the workers known last");
+            warn!(what, fault = fault.as_str(), %detail, fix = fault.fix(), "fault of NATS: the router serves with the workers known last");
         }
     }
 
     /// Nothing is wrong with `what`, or not any more.
     pub(super) fn good(&self, what: &'static str) {
         if let Some(fault) = self.change(what, None) {
-            info!(what, was = fault.as_str(), "NATS: well again");
+            info!(what, was = fault.as_str(), "fault of NATS is over");
         }
     }
 

@@ -191,7 +191,7 @@ impl Session {
                     return Err(if full { Unopened::Refused(Refusal::ContextFull) } else { Unopened::NotContinued });
                 }
                 Err((ticket, Declined::Status(response))) => {
-                    info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "declined");
+                    info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "worker declined the request");
                     self.tried.failed.push(listing);
                     if !self.stream.produced() {
                         self.retry(Leaving::Status);
@@ -202,7 +202,7 @@ impl Session {
                     }
                 }
                 Err((_, Declined::Unreachable(error))) => {
-                    info!(id = %self.inbound.id, worker = %listing.key, error, "not reached");
+                    info!(id = %self.inbound.id, worker = %listing.key, error, "worker not reached");
                     self.tried.unreachable.push(listing);
                     if self.proxy.sought_long_enough(began) {
                         return Err(self.nobody(declined));
@@ -210,7 +210,7 @@ impl Session {
                 }
                 Err((_, Declined::Lost(leaving, error))) => {
                     let reason = leaving.as_str();
-                    info!(id = %self.inbound.id, worker = %listing.key, reason, error, "lost");
+                    info!(id = %self.inbound.id, worker = %listing.key, reason, error, "worker lost");
                     self.tried.failed.push(listing);
                     let max = self.proxy.config.max_retries;
                     if self.stream.produced() {
@@ -479,7 +479,7 @@ impl Session {
             metrics.migrations.with_label_values(&[reason.as_str(), exactness.as_str()]).inc();
             metrics.gap.observe(since.elapsed().as_secs_f64());
             if exactness == Exactness::Approximate {
-                warn!(id = %self.inbound.id, reason = reason.as_str(), "moved by text: the tokens may be cut differently");
+                warn!(id = %self.inbound.id, reason = reason.as_str(), "stream moved by text: the engine may cut tokens differently");
             }
         }
     }

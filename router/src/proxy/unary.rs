@@ -63,7 +63,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             }
             // It never had the request.
             Err((_, Declined::Unreachable(error))) => {
-                info!(id = %inbound.id, worker = %listing.key, error, "not reached");
+                info!(id = %inbound.id, worker = %listing.key, error, "worker not reached");
                 tried.unreachable.push(listing);
                 if proxy.sought_long_enough(began) {
                     break answer.unwrap_or_else(none);
@@ -71,11 +71,11 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
                 continue;
             }
             Err((_, Declined::Lost(leaving, error))) => {
-                info!(id = %inbound.id, worker = %listing.key, error, "lost");
+                info!(id = %inbound.id, worker = %listing.key, error, "worker lost");
                 leaving.as_str().to_owned()
             }
         };
-        info!(id = %inbound.id, worker = %listing.key, reason, "failed before it was answered");
+        info!(id = %inbound.id, worker = %listing.key, reason, "request failed before its answer began");
         tried.failed.push(listing);
         if retries == proxy.config.max_retries {
             let message = format!("The worker was lost ({reason}), and so were {retries} others before it.");

@@ -114,7 +114,7 @@ impl Store {
             };
             let failed = followed.err().map(|error| with_cause(&error));
             if let Some(error) = failed.as_ref().filter(|_| failed != said) {
-                tracing::warn!(sink, error, "Dynamo's discovery cannot be read; it is tried again");
+                tracing::warn!(sink, error, "cannot read Dynamo's discovery: another try follows");
             }
             said = failed;
         }

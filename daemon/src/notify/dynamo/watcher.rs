@@ -274,7 +274,7 @@ impl Watcher {
             tracing::warn!(
                 sink = self.config.name,
                 error,
-                "processes of workers cannot be looked at: an instance in Dynamo may be missed until they can"
+                "cannot look at the workers' processes: until it can, the daemon may miss an instance in Dynamo"
             );
         }
         self.failed = failed;
@@ -311,7 +311,7 @@ impl Watcher {
         let life = worker.life();
         // Where ids come again, it is not its predecessor's any more.
         self.debts.retain(|_, debt| debt.record.instance != instance || debt.life == life);
-        tracing::info!(sink = self.config.name, worker = %name, instance = %format_args!("{instance:x}"), pid = owner.tgid, "its instance in Dynamo");
+        tracing::info!(sink = self.config.name, worker = %name, instance = %format_args!("{instance:x}"), pid = owner.tgid, "worker has an instance in Dynamo");
         self.count(name);
     }
 
@@ -389,7 +389,7 @@ impl Watcher {
                     done.as_str()
                 }
                 Err(error) => {
-                    tracing::warn!(sink = self.config.name, worker = %name, %error, "its records cannot be deleted yet");
+                    tracing::warn!(sink = self.config.name, worker = %name, %error, "the worker's records in Dynamo's discovery are not deleted yet: another try follows");
                     for Record { key, .. } in records {
                         self.debts.entry(key).and_modify(|debt| debt.is_unsure = true);
                     }
@@ -436,13 +436,13 @@ impl Watcher {
                         worker.returns = None;
                         worker.kept.clear();
                     }
-                    tracing::info!(sink = self.config.name, worker = %name, records = records.len(), outcome = done.as_str(), "it serves again: its records in Dynamo's discovery");
+                    tracing::info!(sink = self.config.name, worker = %name, records = records.len(), outcome = done.as_str(), "worker serves again: its records go back into Dynamo's discovery");
                     // Before it is heard of: the next loss may come first.
                     self.records.extend(restored.into_iter().map(|record| (record.key.clone(), record)));
                     done.as_str()
                 }
                 Err(error) => {
-                    tracing::warn!(sink = self.config.name, worker = %name, %error, "its records cannot be put back yet");
+                    tracing::warn!(sink = self.config.name, worker = %name, %error, "the worker's records are not back in Dynamo's discovery yet: another try follows");
                     FAILED
                 }
             };
@@ -483,7 +483,7 @@ impl Watcher {
             }
         }
         for worker in given_up {
-            tracing::error!(sink = self.config.name, %worker, "its records were not changed: Dynamo's discovery did not take it");
+            tracing::error!(sink = self.config.name, %worker, "the worker's records are unchanged: Dynamo's discovery did not take the change");
             self.metrics.lose(Loss::DynamoRecord, 1);
         }
     }

@@ -95,7 +95,7 @@ pub(super) async fn watch(
     let client = match options.connect(servers).await {
         Ok(client) => client,
         Err(error) => {
-            tracing::error!(sink = config.name, %error, "Infera's NATS cannot be used: nothing is told there");
+            tracing::error!(sink = config.name, %error, "cannot use Infera's NATS: Infera's routers hear of no death on this node");
             return;
         }
     };
@@ -154,7 +154,9 @@ impl Watcher {
             // Refused only once the connection is given up for good.
             match self.client.subscribe(subject).await {
                 Ok(subscriber) => _ = self.heard.insert((worker.clone(), topic), subscriber),
-                Err(error) => tracing::error!(sink = self.config.name, %worker, %error, "cannot hear its requests"),
+                Err(error) => {
+                    tracing::error!(sink = self.config.name, %worker, %error, "cannot subscribe to the worker's requests")
+                }
             }
         }
         let worker_state = Worker { id, inboxes: Inboxes::default(), stand_in: None, drained: false, owed: None };
@@ -180,7 +182,7 @@ impl Watcher {
             }
             Topic::Request => {
                 let Some(inbox) = frames::inbox(message) else {
-                    tracing::debug!(%worker, "a request without an inbox");
+                    tracing::debug!(%worker, "request without an inbox: no frame can end it");
                     return self.metrics.lose(Loss::InferaRequest, 1);
                 };
                 if let Some(frame) = state.stand_in.clone() {
@@ -230,7 +232,7 @@ impl Watcher {
                     system: System::Infera,
                     worker,
                     lost: Some(incarnation),
-                    detail: "it was not watched".to_owned(),
+                    detail: "not watched".to_owned(),
                 });
                 continue;
             };
@@ -260,7 +262,7 @@ impl Watcher {
                 sent += 1;
             }
             if sent < inboxes.len() {
-                tracing::error!(%worker, lost = inboxes.len() - sent, "Infera's NATS does not take what its routers are to be told");
+                tracing::error!(%worker, lost = inboxes.len() - sent, "Infera's NATS did not take all frames for its routers");
                 self.metrics.lose(Loss::InferaNotice, (inboxes.len() - sent) as u64);
             }
             self.count(worker);
@@ -284,7 +286,7 @@ impl Watcher {
             let go_on = self.workers.get(&worker).map_or(0, |state| state.inboxes.len());
             let go_on = if go_on > 0 { format!("; {go_on} go on") } else { String::new() };
             let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"{go_on}", inboxes.len());
-            tracing::info!(sink = self.config.name, %worker, detail, "Infera told");
+            tracing::info!(sink = self.config.name, %worker, detail, "frames sent to Infera's routers");
             (self.report)(Told { system: System::Infera, worker, lost: Some(incarnation), detail });
         }
     }
@@ -312,7 +314,7 @@ impl Watcher {
 
     async fn flush(&self) {
         if !matches!(tokio::time::timeout(PATIENCE, self.client.flush()).await, Ok(Ok(()))) {
-            tracing::warn!(sink = self.config.name, "Infera's NATS does not answer: what it is told waits");
+            tracing::warn!(sink = self.config.name, "Infera's NATS does not answer: frames for its routers wait");
         }
     }
 
@@ -346,7 +348,7 @@ impl Watcher {
                     done.as_str()
                 }
                 Err(error) => {
-                    tracing::warn!(sink = self.config.name, %worker, %error, "its record cannot be changed yet");
+                    tracing::warn!(sink = self.config.name, %worker, %error, "the worker's record in Infera's etcd is unchanged: another try follows");
                     let since = state.owed.map_or_else(Instant::now, |(_, since)| since);
                     state.owed = Some((*change, since));
                     "failed"
@@ -369,7 +371,7 @@ impl Watcher {
                 }
                 Some(_) => {
                     state.owed = None;
-                    tracing::error!(sink = self.config.name, %worker, "its record was not changed: etcd did not answer");
+                    tracing::error!(sink = self.config.name, %worker, "the worker's record in Infera's etcd is unchanged: etcd did not answer");
                     self.metrics.lose(Loss::InferaRecord, 1);
                 }
                 None => {}

@@ -42,7 +42,7 @@ pub enum BtfError {
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum LookupError {
     /// No struct of that name.
-    #[error("this kernel has no struct {name}")]
+    #[error("the running kernel has no struct {name}")]
     NoStruct {
         /// The struct.
         name: String,
@@ -64,7 +64,7 @@ pub enum LookupError {
         field: String,
     },
     /// The kernel has no such tracepoint.
-    #[error("this kernel has no tracepoint {tracepoint}")]
+    #[error("the running kernel has no tracepoint {tracepoint}")]
     NoTracepoint {
         /// The tracepoint.
         tracepoint: String,

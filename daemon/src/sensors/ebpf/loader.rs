@@ -117,7 +117,7 @@ impl EbpfError {
     #[must_use]
     pub const fn fix(&self) -> &'static str {
         match self {
-            Self::Lockdown => "nothing short of lockdown=integrity; pidfd carries on",
+            Self::Lockdown => "boot with lockdown=integrity or without lockdown; until then pidfd carries on",
             Self::NoBtf { .. } | Self::Btf { .. } => {
                 "use a kernel with CONFIG_DEBUG_INFO_BTF, or name a file with its BTF in ebpf.btf"
             }

@@ -210,7 +210,7 @@ impl fmt::Display for OffReason {
         let os = std::io::Error::from_raw_os_error;
         match self {
             Self::Disabled => f.write_str("switched off"),
-            Self::NoTracepoint => f.write_str("this kernel has no such tracepoint"),
+            Self::NoTracepoint => f.write_str("the running kernel has no such tracepoint"),
             Self::UnknownPrototype { arguments } => {
                 write!(f, "the tracepoint has {arguments} arguments, which no known kernel has")
             }

@@ -85,7 +85,7 @@ async fn ask_http(address: &str, config: &HealthConfig, dialer: Dialer) -> Asked
 }
 
 fn cannot_ask() -> Asked {
-    Asked::Other("it cannot be asked: no descriptor or port is left for that here".to_owned())
+    Asked::Other("not asked: the daemon has no descriptor or port left".to_owned())
 }
 
 fn answered(answer: Answer) -> Asked {
@@ -94,7 +94,7 @@ fn answered(answer: Answer) -> Asked {
         Answer::NotServing => Asked::NotServing,
         Answer::NoSuchService => Asked::NoSuchService(Vec::new()),
         Answer::Unimplemented => Asked::Unimplemented,
-        Answer::Undecided => Asked::Other("it has not decided whether it serves".to_owned()),
+        Answer::Undecided => Asked::Other("has not decided whether it serves".to_owned()),
         Answer::Other(says) => Asked::Other(says),
     }
 }

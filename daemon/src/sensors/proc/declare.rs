@@ -294,7 +294,9 @@ impl Scanner {
         let Self { uids, cgroups, .. } = self;
         if !uids.is_empty() {
             // All of them: who runs another's set-user-ID program has chosen its environment.
-            let Some(owners) = super::uids(carrier.id.tgid) else { return Some("its user is not known".to_owned()) };
+            let Some(owners) = super::uids(carrier.id.tgid) else {
+                return Some("the process's user is not known".to_owned());
+            };
             if let Some(uid) = owners.iter().find(|uid| !uids.contains(uid)) {
                 return Some(format!("user {uid} is not among declare.uids"));
             }

@@ -46,7 +46,7 @@ pub enum FindError {
     },
     /// Nothing was found among the processes that may be looked into.
     #[error(
-        "find.{key}: nothing found, but {hidden} processes of other users may not be looked into: \
+        "find.{key} fits no process, but lastgasp may not look into {hidden} processes of other users: \
              give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or use pid or pid_file"
     )]
     Hidden {

@@ -45,7 +45,7 @@ impl fmt::Display for Stuck {
         let seconds = since.elapsed().as_secs();
         write!(
             f,
-            "{comm} (pid {}) has held its memory locked for {seconds} s: its command line and environment are not read",
+            "{comm} (pid {}) has held its memory locked for {seconds} s: the daemon does not read its command line and environment",
             id.tgid
         )
     }
@@ -172,7 +172,7 @@ fn give_up(tgid: u32, number: u64, answered: &Receiver<io::Result<Vec<u8>>>) -> 
     tracing::warn!(
         tgid = id.tgid,
         comm = stuck.comm,
-        "process holds its memory locked: its command line and environment are not read"
+        "process holds its memory locked: the daemon does not read its command line and environment"
     );
     readers.stuck.insert(number, stuck);
     Err(io::ErrorKind::TimedOut.into())
@@ -185,7 +185,11 @@ fn serve(reader: &SyncSender<Job>, jobs: &Receiver<Job>) {
         let mut readers = readers();
         let _ = answer.try_send(read.map(|_| bytes));
         if let Some(stuck) = readers.stuck.remove(&number) {
-            tracing::info!(tgid = stuck.id.tgid, comm = stuck.comm, "process can be looked into again, or is gone");
+            tracing::info!(
+                tgid = stuck.id.tgid,
+                comm = stuck.comm,
+                "process no longer holds its memory locked, or is gone"
+            );
         }
         if readers.idle.len() >= MAX_IDLE {
             return;
