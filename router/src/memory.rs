@@ -19,13 +19,25 @@ fn total(meminfo: &str) -> Option<usize> {
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// The lowest `memory.max` from the cgroup that `/proc/self/cgroup` names up to the root. In a container the root
-/// may be the container's own.
+/// The lowest limit from the cgroup that `/proc/self/cgroup` names up to the root: `memory.max` of cgroup v2, or
+/// `memory.limit_in_bytes` of v1 (cgroups(7)). In a container the root may be the container's own.
 fn limit(root: &Path, own: &str) -> Option<usize> {
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let at: PathBuf = root.join(path);
-    let limits = at.ancestors().take_while(|folder| folder.starts_with(root));
-    limits.filter_map(|folder| std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()).min()
+    let of = |root: PathBuf, path: &str, file: &str| {
+        let at = root.join(path.trim_start_matches('/'));
+        let limits = at.ancestors().take_while(|folder| folder.starts_with(&root));
+        limits.filter_map(|folder| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()).min()
+    };
+    let limits = own.lines().filter_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        match controllers {
+            "" => of(root.to_owned(), path, "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                of(root.join("memory"), path, "memory.limit_in_bytes")
+            }
+            _ => None,
+        }
+    });
+    limits.min()
 }
 
 #[cfg(test)]
@@ -39,9 +51,22 @@ mod tests {
         std::fs::create_dir_all(&inner).unwrap();
         std::fs::write(root.join("a/memory.max"), "1000\n").unwrap();
         std::fs::write(inner.join("memory.max"), "max\n").unwrap();
-        let found = ["0::/a/b\n", "0::/\n", "1:memory:/a\n"].map(|own| limit(&root, own));
+        let v1 = root.join("memory/c");
+        std::fs::create_dir_all(&v1).unwrap();
+        std::fs::write(v1.join("memory.limit_in_bytes"), "2000\n").unwrap();
+        std::fs::write(root.join("memory/memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
+        let found = [
+            "0::/a/b\n",
+            "0::/\n",
+            "1:pids:/a\n",
+            "4:memory:/c/d\n1:name=systemd:/\n0::/\n",
+            // A container without a cgroup namespace: its path is the host's, and its root is its own.
+            "4:cpu,memory:/kubepods/x\n",
+        ]
+        .map(|own| limit(&root, own));
         std::fs::remove_dir_all(&root).unwrap();
-        assert_eq!(found, [Some(1000), None, None]);
+        let without_limit = Some(9_223_372_036_854_771_712);
+        assert_eq!(found, [Some(1000), None, None, Some(2000), without_limit]);
     }
 
     #[test]

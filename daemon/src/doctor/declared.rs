@@ -8,7 +8,7 @@ use super::{Area, Finding, Verdict, workers};
 use crate::config::Config;
 use crate::privileges;
 use crate::sensors::kubelet::Pods;
-use crate::sensors::proc::declare::{Claim, Declared, Refusal, Scanner};
+use crate::sensors::proc::declare::{Claim, Declared, Refusal, Refused, Scanner};
 use crate::sensors::proc::{self, find_root};
 
 fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
@@ -61,7 +61,7 @@ async fn claim(Claim { name, info, verdict, .. }: &Claim) -> Vec<Finding> {
             findings.extend(workers::of_process(config, Some(tgid), place.namespace.clone()).await);
             findings
         }
-        Err((refusal, detail)) => {
+        Err(Refused { refusal, detail, .. }) => {
             let detail = format!("pid {tgid} declares itself; refused ({}): {detail}", refusal.as_str());
             // Who may not is a decision of the configuration, and no fault.
             let verdict = if *refusal == Refusal::NotAllowed { Verdict::Note } else { Verdict::Degraded };

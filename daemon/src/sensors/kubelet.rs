@@ -30,10 +30,40 @@ const MAX_ANSWER: usize = 32 << 20;
 /// The addresses of each pod, by its uid.
 type Addresses = HashMap<String, HashSet<IpAddr>>;
 
+/// Why kubelet does not vouch for an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotVouched {
+    /// It was not asked before.
+    #[error("kubelet has not answered yet")]
+    NotAsked,
+    /// It gave no answer that can be read.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// Kubelet knows no such pod.
+    #[error("the process is in no pod")]
+    NoPod,
+    /// It has answered, and the pod has other addresses.
+    #[error("kubelet does not say that pod {pod_uid} has {address}")]
+    Other {
+        /// The process's pod.
+        pod_uid: String,
+        /// What the process declares.
+        address: IpAddr,
+    },
+}
+
+impl NotVouched {
+    /// Whether kubelet has yet to say anything about it.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        matches!(self, Self::NotAsked | Self::NoAnswer(_))
+    }
+}
+
 /// What kubelet has said last, for whoever has to judge an address.
 #[derive(Debug, Clone)]
 pub struct Pods {
-    said: watch::Receiver<Result<Addresses, String>>,
+    said: watch::Receiver<Result<Addresses, NotVouched>>,
     wanted: Arc<Notify>,
 }
 
@@ -41,7 +71,7 @@ impl Pods {
     /// Asks kubelet whenever somebody wants to know, until the last handle is dropped.
     #[must_use]
     pub fn follow(runtime: &Handle, config: KubeletConfig) -> Self {
-        let (saying, said) = watch::channel(Err("kubelet has not answered yet".to_owned()));
+        let (saying, said) = watch::channel(Err(NotVouched::NotAsked));
         let wanted = Arc::new(Notify::new());
         let asked = Arc::clone(&wanted);
         runtime.spawn(async move {
@@ -50,7 +80,7 @@ impl Pods {
                     () = asked.notified() => {}
                     () = saying.closed() => return,
                 }
-                let _ = saying.send_replace(ask(&config).await);
+                let _ = saying.send_replace(ask(&config).await.map_err(NotVouched::NoAnswer));
                 tokio::time::sleep(PAUSE).await;
             }
         });
@@ -59,21 +89,21 @@ impl Pods {
 
     /// What kubelet says now.
     pub async fn once(config: &KubeletConfig) -> Self {
-        let (_, said) = watch::channel(ask(config).await);
+        let (_, said) = watch::channel(ask(config).await.map_err(NotVouched::NoAnswer));
         Self { said, wanted: Arc::default() }
     }
 
     /// Whether the pod of this uid has this address.
     ///
     /// # Errors
-    /// For people: it has not, or kubelet does not say. It may say so the next time.
-    pub fn have(&self, pod_uid: Option<&str>, address: IpAddr) -> Result<(), String> {
+    /// It has not, or kubelet does not say. It may say so the next time.
+    pub fn have(&self, pod_uid: Option<&str>, address: IpAddr) -> Result<(), NotVouched> {
         self.wanted.notify_one();
-        let Some(pod_uid) = pod_uid else { return Err("the process is in no pod".to_owned()) };
+        let Some(pod_uid) = pod_uid else { return Err(NotVouched::NoPod) };
         match &*self.said.borrow() {
             Err(error) => Err(error.clone()),
             Ok(pods) if pods.get(pod_uid).is_some_and(|addresses| addresses.contains(&address)) => Ok(()),
-            Ok(_) => Err(format!("kubelet does not say that pod {pod_uid} has {address}")),
+            Ok(_) => Err(NotVouched::Other { pod_uid: pod_uid.to_owned(), address }),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::effects::actions::{self, Act, Done, Outcome};
 use crate::effects::deaths::MomentKind;
 use crate::sensors::proc;
 
-use super::{Message, Supervisor};
+use super::{Message, Supervisor, scan};
 
 /// Whether the tree of a root is the worker. A pid file may be stale, and a command line may be another's that
 /// quotes it: processes that are not proven to be the worker are left alone, whatever becomes of it.
@@ -102,9 +102,7 @@ impl Supervisor {
             slot.proof = Proof::Looking;
             let (config, messages) = (Arc::clone(&slot.config), self.messages.clone());
             tokio::task::spawn_blocking(move || {
-                let health = config.health.grpc.iter().chain(&config.health.http);
-                let serves = proc::reach::serves(root, std::iter::once(&config.endpoint).chain(health));
-                let _ = messages.send(Message::Served(worker, root, serves));
+                let _ = messages.send(Message::Served(worker, root, scan::serves(root, &config)));
             });
         }
     }

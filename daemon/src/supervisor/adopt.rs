@@ -123,19 +123,21 @@ impl Supervisor {
         }
     }
 
-    /// The process of this record lives, and there was no way to find that out but its pid: without
-    /// descriptors no file of `/proc` can be read. `first`: it is worth a line in the log.
+    /// The process of this record lives, and there was no way to find out more: without descriptors no file of
+    /// `/proc` can be read, and kubelet may have yet to vouch for what the process declares. `first`: it is worth a
+    /// line in the log.
     fn is_hidden(&self, record: &WorkerRecord, first: bool) -> bool {
         let Some((tgid, start_ticks)) = record.incarnation.process(&self.boot_id) else { return false };
+        let process = ProcessId { tgid, start_ticks };
         let unseen = match self.workers.named(&record.worker) {
             Some(worker) => self.processes.root(worker).is_none() && !self.is_over(worker),
             // It may have declared itself. Who may not be asked for want of privileges is another matter.
-            None => !proc::can_be_opened(tgid),
+            None => !proc::can_be_opened(tgid) || self.declarations.is_open(process),
         };
-        let hidden = unseen && proc::is_alive(ProcessId { tgid, start_ticks });
+        let hidden = unseen && proc::is_alive(process);
         if hidden && first {
             let WorkerRecord { worker, incarnation, .. } = record;
-            tracing::warn!(%worker, %incarnation, "the record's process lives, and the daemon cannot look into it: the record stays");
+            tracing::warn!(%worker, %incarnation, "the record's process lives, and the daemon cannot tell yet whose it is: the record stays");
         }
         hidden
     }

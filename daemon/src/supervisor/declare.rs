@@ -67,6 +67,8 @@ pub(super) struct Declarations {
     refused: HashMap<(Origin, String), Refusal>,
     told: Told,
     hidden_told: bool,
+    /// Processes whose declaration is refused for now, see [`Refused::is_open`].
+    open: HashSet<ProcessId>,
 }
 
 impl Declarations {
@@ -81,11 +83,17 @@ impl Declarations {
             refused: HashMap::new(),
             told: Told::default(),
             hidden_told: false,
+            open: HashSet::new(),
         }
     }
 
     pub(super) const fn first_look_is_over(&self) -> bool {
         self.first_look_is_over
+    }
+
+    /// Whether it is still to be seen if this process may declare a worker.
+    pub(super) fn is_open(&self, process: ProcessId) -> bool {
+        self.open.contains(&process)
     }
 
     /// The kernel told of one; [`Supervisor::look_at_strangers`] follows.
@@ -211,6 +219,8 @@ impl Supervisor {
                     let claimed = claims.iter().map(|claim| (claim.origin.clone(), claim.name.clone()));
                     let still: HashSet<_> = claimed.collect();
                     self.declarations.refused.retain(|key, _| still.contains(key));
+                    let open = claims.iter().filter(|claim| claim.verdict.as_ref().is_err_and(|refused| refused.is_open));
+                    self.declarations.open = open.map(|claim| claim.info.id).collect();
                 }
                 for claim in claims {
                     match self.judge(&claim) {
@@ -218,6 +228,8 @@ impl Supervisor {
                         // One that has just called exec may be about to do so again, as `env`, `setpriv` and
                         // shells do: refused is what lasts.
                         Judgement::Refuse(_) if at == At::Strangers => {}
+                        // Kubelet is asked when it is first needed.
+                        Judgement::Refuse(refused) if refused.is_open && !self.declarations.first_look_is_over => {}
                         Judgement::Refuse(refused) => self.refuse(claim, refused),
                         Judgement::Known => {}
                     }
@@ -248,12 +260,12 @@ impl Supervisor {
         let mut configured = self.workers.iter().filter(|(_, slot)| slot.declared.is_none());
         if looked_for.is_some() || configured.any(|(_, slot)| slot.config.name == config.name) {
             let detail = "the configuration has a worker of this name".to_owned();
-            return Judgement::Refuse((Refusal::NameConfigured, detail));
+            return Judgement::Refuse(Refused::new(Refusal::NameConfigured, detail));
         }
         let named = self.workers.named(&config.name);
         if let Some(root) = named.and_then(|worker| self.living_root(worker)) {
             let detail = format!("pid {} of {} has it and lives", root.tgid, self.place_of(named));
-            return Judgement::Refuse((Refusal::NameTaken, detail));
+            return Judgement::Refuse(Refused::new(Refusal::NameTaken, detail));
         }
         let network = claim.container.network_namespace;
         let other = self.workers.iter().find(|(worker, slot)| {
@@ -264,20 +276,18 @@ impl Supervisor {
         });
         if let Some((_, slot)) = other {
             let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
-            return Judgement::Refuse((Refusal::EndpointTaken, detail));
+            return Judgement::Refuse(Refused::new(Refusal::EndpointTaken, detail));
         }
         if *others_listen {
             let detail = format!("another process listens on {}", config.endpoint);
-            return Judgement::Refuse((Refusal::EndpointElsewhere, detail));
+            return Judgement::Refuse(Refused::new(Refusal::EndpointElsewhere, detail));
         }
         let origins: Vec<&Origin> = self.workers.iter().filter_map(|(_, slot)| slot.declared.as_ref()).collect();
         let here = origins.iter().filter(|origin| ***origin == claim.origin).count();
         let everywhere = origins.len();
         if named.is_none() && (everywhere >= MAX_DECLARED || here >= MAX_IN_ONE_PLACE) {
-            return Judgement::Refuse((
-                Refusal::TooMany,
-                format!("{everywhere} workers have declared themselves already, {here} of them here"),
-            ));
+            let detail = format!("{everywhere} workers have declared themselves already, {here} of them here");
+            return Judgement::Refuse(Refused::new(Refusal::TooMany, detail));
         }
         let DeclareConfig { on_lost, reap_grace, sever, .. } = &self.config.declare;
         let config = config.as_ref();
@@ -326,7 +336,7 @@ impl Supervisor {
 
     fn refuse(&mut self, claim: Claim, refused: Refused) {
         let Claim { name, origin, info, .. } = claim;
-        let (refusal, detail) = refused;
+        let Refused { refusal, detail, .. } = refused;
         let known = self.declarations.refused.insert((origin.clone(), name.clone()), refusal);
         if known == Some(refusal) {
             return;

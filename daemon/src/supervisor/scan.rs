@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use crate::config::Find;
+use crate::config::{Find, WorkerConfig};
 use crate::core::{Evidence, Exit, Kind, Process, ProcessId, State, WorkerId};
 use crate::losses::Loss;
 use crate::processes::RoleOf;
-use crate::sensors::proc::{self, Finder, ProcessInfo, tree};
+use crate::sensors::proc::{self, FindError, Finder, ProcessInfo, reach, tree};
 
 use lastgasp_protocol::{Container, Incarnation, Name};
 
@@ -18,9 +18,9 @@ use super::{Message, Supervisor, TREE_TICKS};
 /// What one worker is looked at for.
 enum Look {
     /// Its root process, which is none of these.
-    ForRoot(WorkerId, Find, HashSet<ProcessId>),
-    /// The tree below this root, which listens on this port.
-    AtTree(WorkerId, ProcessId, u16),
+    ForRoot(WorkerId, Arc<WorkerConfig>, HashSet<ProcessId>),
+    /// The tree below this root.
+    AtTree(WorkerId, ProcessId, Arc<WorkerConfig>),
     /// What of lives that are over is still there.
     ForOrphans(WorkerId, Vec<ProcessId>),
     /// The companion, which was this one.
@@ -107,11 +107,11 @@ impl Supervisor {
                 let root = self.processes.root(worker);
                 let alive = root.filter(|root| self.processes.get(*root).is_some_and(|tracked| !tracked.exit_seen));
                 match alive {
-                    Some(root) if trees => Some(Look::AtTree(worker, root, slot.config.port)),
+                    Some(root) if trees => Some(Look::AtTree(worker, root, Arc::clone(&slot.config))),
                     Some(_) => None,
                     // It is looked for among the declarations.
                     None if slot.declared.is_some() => None,
-                    None => Some(Look::ForRoot(worker, slot.config.find.clone(), self.of_former_lives(worker))),
+                    None => Some(Look::ForRoot(worker, Arc::clone(&slot.config), self.of_former_lives(worker))),
                 }
             })
             .chain(self.workers.iter().filter_map(|(worker, slot)| {
@@ -385,7 +385,7 @@ impl Supervisor {
 
 fn look(look: Look, finder: &Finder) -> Option<Sighting> {
     match look {
-        Look::ForRoot(worker, find, former) => match finder.root(&find, &former) {
+        Look::ForRoot(worker, config, former) => match root(&config, &former, finder) {
             Ok(None) => None,
             Ok(Some(id)) => {
                 let info = tree::describe(id.tgid).filter(|info| info.id == id)?;
@@ -409,23 +409,44 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
             Ok(companion) => Sighting::Companion(worker, companion),
             Err(error) => Sighting::Failed(worker, format!("sever.companion: {error}")),
         }),
-        Look::AtTree(worker, root, port) => {
+        Look::AtTree(worker, root, config) => {
             let tree: Vec<Looked> = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
-            let owner = owner(root, port, &tree);
+            let owner = owner(root, &config, &tree);
             Some(Sighting::Tree(worker, root, owner, tree))
         }
     }
 }
 
+/// The worker's root. A pid file that seems to be older than its process may have been written before a clock was
+/// set: what listens where the worker serves is the worker.
+fn root(
+    config: &WorkerConfig,
+    former: &HashSet<ProcessId>,
+    finder: &Finder,
+) -> Result<Option<ProcessId>, FindError> {
+    match finder.root(&config.find, former) {
+        Err(FindError::OldPidFile { process, .. }) if !former.contains(&process) && serves(process, config) => {
+            Ok(Some(process))
+        }
+        found => found,
+    }
+}
+
+/// Whether the tree below `root` listens where the worker serves or is asked for its health.
+pub(super) fn serves(root: ProcessId, config: &WorkerConfig) -> bool {
+    let health = config.health.grpc.iter().chain(&config.health.http);
+    reach::serves(root, std::iter::once(&config.endpoint).chain(health))
+}
+
 /// The user who owns the worker's listener, else its root. Where all processes are one user's, nobody needs to
 /// look for a listener.
-fn owner(root: ProcessId, port: u16, tree: &[Looked]) -> Option<u32> {
+fn owner(root: ProcessId, config: &WorkerConfig, tree: &[Looked]) -> Option<u32> {
     let user = proc::effective_user(root.tgid)?;
     if tree.iter().all(|looked| looked.users == Some([user; 4])) {
         return Some(user);
     }
     let pids: Vec<u32> = std::iter::once(root.tgid).chain(tree.iter().map(|looked| looked.info.id.tgid)).collect();
-    proc::listeners::owner(&pids, port).or(Some(user))
+    reach::owner(&pids, config).or(Some(user))
 }
 
 fn presence(id: ProcessId) -> Presence {

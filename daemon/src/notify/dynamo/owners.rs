@@ -53,7 +53,7 @@ fn listener(process: ProcessId, namespaces: &mut HashMap<u32, Namespace>) -> io:
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(new) => {
             let sockets = listeners::all(Some(tgid))?.into_iter().map(|one| (one.inode, one.address.port()));
-            new.insert((Rc::new(addresses::local(tgid)?), sockets.collect()))
+            new.insert((Rc::new(addresses::local(Some(tgid))?), sockets.collect()))
         }
     };
     let ports: HashSet<u16> =

@@ -10,7 +10,6 @@ mod once;
 
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use self::machine::Machine;
 pub use self::once::{Asked, ask};
 use super::proc::listeners::Held;
+use super::proc::reach::Listens;
 use super::proc::{self, listeners, tree};
 use crate::config::HealthConfig;
 use crate::core::{Evidence, Kind, ProcessId, WorkerId};
@@ -32,9 +32,9 @@ use crate::network::{Dialer, Namespace};
 pub struct Place {
     /// The network namespace from which the address is asked. None: the daemon's own.
     pub namespace: Option<Namespace>,
-    /// A process of the worker's tree has to listen here first: in a namespace that it shares with others,
-    /// an address says nothing about whose it is.
-    pub listener: Option<SocketAddr>,
+    /// The worker's tree has to listen here first: in a namespace that it shares with others, an address says
+    /// nothing about whose it is.
+    pub listens: Option<Listens>,
 }
 
 /// The life of a worker whose health is asked.
@@ -126,15 +126,15 @@ impl Context {
     /// Waits until the worker itself listens where it has to be seen to listen. An earlier daemon has seen
     /// it of a life that it listed.
     async fn proven(&self, every: Duration) {
-        let Some(address) = self.life.place.listener.filter(|_| !self.life.served_before) else { return };
+        let Some(listens) = self.life.place.listens.filter(|_| !self.life.served_before) else { return };
         let root = self.life.root;
         let mut tick = in_step(every);
         loop {
             tick.tick().await;
-            if matches!(listeners::held_at(&tree::with_descendants(root), address), Ok(Held::ByTree)) {
+            if matches!(listens.held_by(&tree::with_descendants(root)), Ok(Held::ByTree)) {
                 return;
             }
-            self.say(format!("waits until a process of the worker listens on {address}"));
+            self.say(format!("waits until processes of the worker alone listen on {}", listens.address));
         }
     }
 

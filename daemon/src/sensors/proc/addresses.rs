@@ -9,16 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// its local addresses stand in the table that comes first (`fib_trie_seq_show`, by table id).
 const MAX_TABLE: u64 = 8 << 20;
 
-/// The local addresses: of `/proc/PID/net/fib_trie` and `if_inet6` (proc(5)).
+/// The local addresses of that process's network namespace, or of this thread's own: of `/proc/PID/net/fib_trie` and
+/// `if_inet6` (proc(5)).
 ///
 /// # Errors
 /// Not found: no such process, or a zombie, which has no namespaces any more.
-pub fn local(tgid: u32) -> io::Result<HashSet<IpAddr>> {
-    let table = fs::File::open(format!("/proc/{tgid}/net/fib_trie"))?;
+pub fn local(netns_pid: Option<u32>) -> io::Result<HashSet<IpAddr>> {
+    let directory = super::net_directory(netns_pid);
+    let table = fs::File::open(format!("{directory}/fib_trie"))?;
     let mut addresses = HashSet::new();
     read_v4(io::BufReader::new(table.take(MAX_TABLE)), &mut addresses)?;
     // IPv6 may be switched off.
-    if let Ok(table) = fs::File::open(format!("/proc/{tgid}/net/if_inet6")) {
+    if let Ok(table) = fs::File::open(format!("{directory}/if_inet6")) {
         for line in io::BufReader::new(table.take(MAX_TABLE)).lines() {
             addresses.extend(v6(&line?));
         }
@@ -87,7 +89,7 @@ mod tests {
     fn this_host_has_its_loopback_address() {
         // A namespace whose loopback interface is down has none.
         let up = std::net::TcpListener::bind("127.0.0.1:0").is_ok();
-        let local = local(std::process::id()).unwrap();
+        let local = local(None).unwrap();
         assert_eq!(local.contains(&IpAddr::from(Ipv4Addr::LOCALHOST)), up);
     }
 }

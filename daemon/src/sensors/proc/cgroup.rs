@@ -2,7 +2,7 @@
 //!
 //! Paths as kubelet, containerd, CRI-O, Docker and Podman make them, with the cgroupfs and the
 //! systemd driver, on cgroup v1 and v2. Where containers are nested (kind, Docker in Docker) the
-//! innermost is meant. A path is what `/proc/PID/cgroup` shows to *this* process: seen from a
+//! innermost is meant, but the outermost pod: whoever may make cgroups within a pod's names them as he likes. A path is what `/proc/PID/cgroup` shows to *this* process: seen from a
 //! cgroup namespace of its own it begins with `/..` (cgroup_namespaces(7)).
 
 use std::fmt;
@@ -72,11 +72,11 @@ fn of_path(path: &str) -> Container {
             container.runtime = runtime.or_else(|| runtime_named(parent)).map(str::to_owned);
             container.container_id = Some(id.to_owned());
         }
-        if let Some(uid) = pod_uid(part) {
-            container.pod_uid = Some(uid);
+        if pod_uid(part).is_some() {
             break;
         }
     }
+    container.pod_uid = parts.iter().find_map(|part| pod_uid(part));
     container
 }
 
@@ -269,6 +269,13 @@ mod tests {
         is(&line, Some(UID), Some(ID), Some("containerd"));
         let line = format!("0::/docker/{outer}/kubelet/kubepods/pod{UID}/{ID}/docker/{outer}\n");
         is(&line, Some(UID), Some(&outer), Some("docker"));
+    }
+
+    #[test]
+    fn of_pods_within_a_pod_the_outermost_counts_which_kubelet_has_named() {
+        let claimed = UID.replace('8', "9");
+        let line = format!("0::/kubepods/burstable/pod{UID}/{ID}/kubepods/pod{claimed}/x\n");
+        assert_eq!(parse(&line).unwrap().pod_uid.as_deref(), Some(UID));
     }
 
     #[test]

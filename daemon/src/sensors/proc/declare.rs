@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use lastgasp_protocol::Container;
 
-use super::reach::Reach;
+use super::reach::{Reach, Reached};
 use super::{ProcessInfo, cgroup, listeners, memory, tree};
 use crate::config::{self, DECLARATION, DeclareConfig, WorkerConfig};
 use crate::core::ProcessId;
@@ -76,7 +76,23 @@ impl Refusal {
 }
 
 /// A refusal, and what a person needs to know to mend it.
-pub type Refused = (Refusal, String);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Why.
+    pub refusal: Refusal,
+    /// For people.
+    pub detail: String,
+    /// Who has to vouch for it has not answered: it may count as soon as they do.
+    pub is_open: bool,
+}
+
+impl Refused {
+    /// One that stands until the process or the configuration changes.
+    #[must_use]
+    pub const fn new(refusal: Refusal, detail: String) -> Self {
+        Self { refusal, detail, is_open: false }
+    }
+}
 
 /// What a declaration comes from: a container, or where there is none, a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -112,7 +128,7 @@ pub struct Declared {
     pub worker: Arc<WorkerConfig>,
     /// Where its health is asked.
     pub place: Place,
-    /// Others listen on its endpoint, and no process of its tree does.
+    /// Others listen on its endpoint.
     pub others_listen: bool,
 }
 
@@ -311,11 +327,11 @@ impl Scanner {
 
     fn verdict(&self, carrier: &Carrier, reach: &Reach<'_>) -> Result<Declared, Refused> {
         if let Some(detail) = self.refusal_of_owner(carrier) {
-            return Err((Refusal::NotAllowed, detail));
+            return Err(Refused::new(Refusal::NotAllowed, detail));
         }
-        let worker = carrier.worker.as_ref().map_err(|detail| (Refusal::Malformed, detail.clone()))?;
+        let worker = carrier.worker.as_ref().map_err(|detail| Refused::new(Refusal::Malformed, detail.clone()))?;
         let pod_uid = carrier.container.pod_uid.as_deref();
-        let (place, others_listen) = reach.place(carrier.id, pod_uid, worker)?;
+        let Reached { place, others_listen } = reach.place(carrier.id, pod_uid, worker)?;
         Ok(Declared { worker: Arc::clone(worker), place, others_listen })
     }
 }
@@ -406,7 +422,7 @@ mod tests {
     }
 
     fn refusal(claims: &[Claim]) -> Option<Refusal> {
-        claims.first().and_then(|claim| claim.verdict.as_ref().err()).map(|(refusal, _)| *refusal)
+        claims.first().and_then(|claim| claim.verdict.as_ref().err()).map(|refused| refused.refusal)
     }
 
     const WAIT: &str = "echo up; exec sleep 1000";
@@ -426,7 +442,7 @@ mod tests {
         assert_eq!(claim.info.id, id);
         let Declared { worker, place, .. } = claim.verdict.unwrap();
         assert_eq!(worker.endpoint, endpoint);
-        assert!(place.namespace.is_none() && place.listener == Some(listening), "{place:?}");
+        assert!(place.namespace.is_none() && place.listens.is_some_and(|listens| listens.address == listening), "{place:?}");
         assert_eq!(claims(&mut scanner, &name, &[]).len(), 1, "every turn again, until it is known");
         assert!(claims(&mut scanner, &name, &[id]).is_empty(), "its child holds the socket, but is its child");
         end(probe);
@@ -444,7 +460,7 @@ mod tests {
         assert!(claims(&mut scanner, &quiet, &[]).is_empty());
         let refused = claims(&mut scanner, &broken, &[]);
         assert_eq!((refused.len(), refusal(&refused)), (1, Some(Refusal::Malformed)));
-        assert!(refused[0].verdict.as_ref().unwrap_err().1.contains("LASTGASP_ENDPOINT"));
+        assert!(refused[0].verdict.as_ref().unwrap_err().detail.contains("LASTGASP_ENDPOINT"));
         shells.into_iter().for_each(|(shell, _)| end(shell));
     }
 
@@ -460,7 +476,7 @@ mod tests {
         let (endless, _) = shell(&variables, None, WAIT);
         let refused = claims(&mut Scanner::new(&everybody(), None), &name, &[]);
         assert_eq!(refusal(&refused), Some(Refusal::Malformed));
-        let detail = &refused[0].verdict.as_ref().unwrap_err().1;
+        let detail = &refused[0].verdict.as_ref().unwrap_err().detail;
         assert_eq!(detail, "LASTGASP_MODELS has 4097 bytes; 4096 are the most that it may have");
         end(endless);
     }

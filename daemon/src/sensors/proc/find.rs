@@ -36,6 +36,19 @@ pub enum FindError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The pid file is older than the process that has the pid now.
+    #[error(
+        "find.pid_file {} is older than process {}, which has been given a pid that was another's: remove the file, \
+         or let the engine write it. Should a clock have been set since, the process counts once it listens on the \
+         worker's endpoint",
+        path.display(), process.tgid
+    )]
+    OldPidFile {
+        /// As configured.
+        path: PathBuf,
+        /// Whom it names.
+        process: ProcessId,
+    },
     /// Several processes fit, and none of them is an ancestor of all others.
     #[error("find.{key} fits several processes ({}): make it more exact, or use pid or pid_file", list(tgids))]
     Ambiguous {
@@ -163,10 +176,7 @@ fn by_pid_file(path: &PathBuf) -> Result<Option<ProcessId>, FindError> {
     match super::thread_group(pid) {
         Some(tgid) if tgid != pid => Err(wrong(format!("{pid} is a thread of process {tgid}, not a process"))),
         _ => match living(pid) {
-            Some(process) if is_older(path, process) => Err(wrong(format!(
-                "is older than process {pid}, which has been given a pid that was another's: remove the file, or let \
-                 the engine write it"
-            ))),
+            Some(process) if is_older(path, process) => Err(FindError::OldPidFile { path: path.clone(), process }),
             living => Ok(living),
         },
     }

@@ -28,14 +28,37 @@ pub struct Listener {
     pub inode: u64,
 }
 
+/// How exactly a socket is bound to an address. The kernel gives a connection to the most exact one
+/// (`__inet_lookup_listener` and `compute_score` in `net/ipv4/inet_hashtables.c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Exactness {
+    /// Every IPv6 address, and so perhaps every IPv4 address: the table does not show `IPV6_V6ONLY` (ipv6(7)).
+    PerhapsEvery,
+    /// Every address of its family.
+    Every,
+    /// This one.
+    This,
+}
+
 impl Listener {
-    /// Whether connections to `address` come here. A socket of every IPv6 address usually takes those over
-    /// IPv4 too (ipv6(7), `IPV6_V6ONLY`).
-    fn answers_at(&self, address: SocketAddr) -> bool {
+    /// How exactly the socket is bound to `address`; none, if no connection to it comes here.
+    fn exactness(&self, address: SocketAddr) -> Option<Exactness> {
         let (bound, wanted) = (self.address.ip(), address.ip().to_canonical());
-        let every = bound.is_unspecified() && (bound.is_ipv6() || wanted.is_ipv4());
-        self.address.port() == address.port() && (every || bound.to_canonical() == wanted)
+        if self.address.port() != address.port() {
+            return None;
+        }
+        if bound.to_canonical() == wanted {
+            return Some(Exactness::This);
+        }
+        let of_its_family = if bound.is_ipv6() == wanted.is_ipv6() { Exactness::Every } else { Exactness::PerhapsEvery };
+        (bound.is_unspecified() && (bound.is_ipv6() || wanted.is_ipv4())).then_some(of_its_family)
     }
+}
+
+/// The sockets among these that take connections to `address`: more than one with `SO_REUSEPORT` (socket(7)).
+fn answering(listeners: Vec<Listener>, address: SocketAddr) -> Vec<Listener> {
+    let best = listeners.iter().filter_map(|listener| listener.exactness(address)).max();
+    listeners.into_iter().filter(|listener| best.is_some() && listener.exactness(address) == best).collect()
 }
 
 /// Who listens at an address.
@@ -43,9 +66,9 @@ impl Listener {
 pub enum Held {
     /// Nobody.
     ByNobody,
-    /// A process of the tree.
+    /// Processes of the tree, and nobody else.
     ByTree,
-    /// Others, and no process of the tree.
+    /// Others, if perhaps beside processes of the tree.
     ByOthers,
 }
 
@@ -55,41 +78,62 @@ pub enum Held {
 /// # Errors
 /// Permission denied: none was seen to hold it, but some may not be looked into.
 pub fn owns_listener(tree: &[u32], port: u16) -> io::Result<bool> {
-    Ok(held(tree, |listener| listener.address.port() == port)? == Held::ByTree)
+    let Some(listeners) = tree.iter().find_map(|tgid| all(Some(*tgid)).ok()) else { return Ok(false) };
+    let inodes = listeners.iter().filter(|listener| listener.address.port() == port).map(|one| one.inode).collect();
+    let (unheld, denied) = unheld_by(tree, &inodes);
+    match denied {
+        _ if unheld.len() < inodes.len() => Ok(true),
+        Some(denied) if !inodes.is_empty() => Err(denied),
+        _ => Ok(false),
+    }
 }
 
-/// The same for an address of that namespace.
+/// Who takes connections to `address`, in the network namespace of that process or in this thread's own. A process
+/// of `tree` may be in another namespace by now: its sockets stay where it made them.
 ///
 /// # Errors
-/// As [`owns_listener`].
-pub fn held_at(tree: &[u32], address: SocketAddr) -> io::Result<Held> {
-    held(tree, |listener| listener.answers_at(address))
-}
-
-/// The user who made the socket that listens on `port` and that a process of `tree` holds.
-#[must_use]
-pub fn owner(tree: &[u32], port: u16) -> Option<u32> {
-    let listeners = tree.iter().find_map(|tgid| all(Some(*tgid)).ok())?;
-    let listeners: Vec<Listener> = listeners.into_iter().filter(|listener| listener.address.port() == port).collect();
-    let is_held = |listener: &&Listener| tree.iter().any(|tgid| holds(*tgid, &[listener.inode]).unwrap_or(false));
-    listeners.iter().find(is_held).map(|listener| listener.uid)
-}
-
-fn held(tree: &[u32], is_meant: impl Fn(&Listener) -> bool) -> io::Result<Held> {
-    let Some(listeners) = tree.iter().find_map(|tgid| all(Some(*tgid)).ok()) else { return Ok(Held::ByNobody) };
-    let inodes: Vec<u64> = listeners.iter().filter(|listener| is_meant(listener)).map(|one| one.inode).collect();
+/// Not found: no such process, or a zombie. Permission denied: some of the tree may not be looked into.
+pub fn held_at(netns_pid: Option<u32>, tree: &[u32], address: SocketAddr) -> io::Result<Held> {
+    let inodes: HashSet<u64> = answering(all(netns_pid)?, address).into_iter().map(|one| one.inode).collect();
     if inodes.is_empty() {
         return Ok(Held::ByNobody);
     }
+    match unheld_by(tree, &inodes) {
+        (unheld, _) if unheld.is_empty() => Ok(Held::ByTree),
+        (_, Some(denied)) => Err(denied),
+        _ => Ok(Held::ByOthers),
+    }
+}
+
+/// The user who made the sockets that processes of `tree` hold: those that take connections to `address`, else all
+/// on `port`. None if there are none, or several users made them.
+#[must_use]
+pub fn owner(tree: &[u32], address: Option<SocketAddr>, port: u16) -> Option<u32> {
+    let mut listeners = tree.iter().find_map(|tgid| all(Some(*tgid)).ok())?;
+    listeners.retain(|listener| listener.address.port() == port);
+    let there = address.map(|address| answering(listeners.clone(), address)).filter(|there| !there.is_empty());
+    let listeners = there.unwrap_or(listeners);
+    let (unheld, _) = unheld_by(tree, &listeners.iter().map(|listener| listener.inode).collect());
+    let mut users = listeners.iter().filter(|listener| !unheld.contains(&listener.inode)).map(|listener| listener.uid);
+    let first = users.next()?;
+    users.all(|uid| uid == first).then_some(first)
+}
+
+/// Those of these sockets that no process of `tree` holds, and why one may not be looked into.
+fn unheld_by(tree: &[u32], inodes: &HashSet<u64>) -> (HashSet<u64>, Option<io::Error>) {
+    let mut unheld = inodes.clone();
     let mut denied = None;
     for tgid in tree {
-        match holds(*tgid, &inodes) {
-            Ok(true) => return Ok(Held::ByTree),
+        if unheld.is_empty() {
+            break;
+        }
+        match descriptors(*tgid) {
+            Ok(held) => held.for_each(|inode| _ = unheld.remove(&inode)),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(error),
-            _ => {}
+            Err(_) => {}
         }
     }
-    denied.map_or(Ok(Held::ByOthers), Err)
+    (unheld, denied)
 }
 
 /// Inode numbers of the sockets that listen on `port`.
@@ -103,7 +147,7 @@ pub(super) fn sockets(netns_pid: Option<u32>, port: u16) -> io::Result<Vec<u64>>
 /// # Errors
 /// Not found: no such process, or a zombie, which has no namespaces any more.
 pub fn all(netns_pid: Option<u32>) -> io::Result<Vec<Listener>> {
-    let directory = netns_pid.map_or_else(|| "/proc/thread-self/net".to_owned(), |pid| format!("/proc/{pid}/net"));
+    let directory = super::net_directory(netns_pid);
     let mut sockets = listeners(&fs::File::open(format!("{directory}/tcp"))?)?;
     match fs::File::open(format!("{directory}/tcp6")) {
         Ok(table) => sockets.append(&mut listeners(&table)?),
@@ -232,14 +276,50 @@ mod tests {
             let Ok(listener) = TcpListener::bind(bound) else { continue };
             let port = listener.local_addr().unwrap().port();
             let at = |address: &str| SocketAddr::new(address.parse().unwrap(), port);
-            assert_eq!(held_at(&me, at(asked)).unwrap(), Held::ByTree, "{bound}");
-            assert_eq!(held_at(&others, at(asked)).unwrap(), Held::ByOthers, "{bound}");
-            assert_eq!(held_at(&me, at(elsewhere)).unwrap(), Held::ByNobody, "{bound}");
-            assert_eq!(owner(&me, port), Some(nix::unistd::geteuid().as_raw()));
-            assert_eq!(owner(&others, port), None);
+            assert_eq!(held_at(None, &me, at(asked)).unwrap(), Held::ByTree, "{bound}");
+            assert_eq!(held_at(None, &others, at(asked)).unwrap(), Held::ByOthers, "{bound}");
+            assert_eq!(held_at(None, &me, at(elsewhere)).unwrap(), Held::ByNobody, "{bound}");
+            let myself = Some(nix::unistd::geteuid().as_raw());
+            assert_eq!((owner(&me, Some(at(asked)), port), owner(&me, None, port)), (myself, myself));
+            assert_eq!(owner(&others, Some(at(asked)), port), None);
         }
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_connection_goes_to_the_socket_that_is_bound_most_exactly() {
+        let bound = |address: &str, inode| Listener { address: address.parse().unwrap(), uid: 0, inode };
+        let table = || {
+            let v4 = [bound("127.0.0.2:80", 1), bound("0.0.0.0:80", 2), bound("0.0.0.0:80", 3)];
+            v4.into_iter().chain([bound("[::]:80", 4), bound("[::ffff:127.0.0.3]:80", 5), bound("[::]:81", 6)])
+        };
+        let inodes = |address: &str| -> Vec<u64> {
+            answering(table().collect(), address.parse().unwrap()).iter().map(|listener| listener.inode).collect()
+        };
+        for (address, takes) in [
+            ("127.0.0.2:80", vec![1]),
+            ("127.0.0.1:80", vec![2, 3]),
+            ("127.0.0.3:80", vec![5]),
+            ("[::1]:80", vec![4]),
+            ("[::ffff:127.0.0.2]:80", vec![1]),
+            // It takes them unless it was made for IPv6 alone, and there is nobody else.
+            ("127.0.0.1:81", vec![6]),
+            ("127.0.0.1:82", vec![]),
+        ] {
+            assert_eq!(inodes(address), takes, "{address}");
+        }
+    }
+
+    #[test]
+    fn whoever_listens_beside_the_tree_makes_the_address_not_the_trees() {
+        let own = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = own.local_addr().unwrap();
+        let me = [std::process::id()];
+        let inodes = HashSet::from([1, all(None).unwrap().iter().find(|one| one.address == address).unwrap().inode]);
+        let (unheld, denied) = unheld_by(&me, &inodes);
+        assert!(unheld == HashSet::from([1]) && denied.is_none());
+        assert_eq!(held_at(None, &me, address).unwrap(), Held::ByTree);
     }
 
     #[test]

@@ -246,6 +246,11 @@ pub fn netns_inum(tgid: u32) -> io::Result<u32> {
     namespace(tgid, "net")
 }
 
+/// Where the tables of that process's network namespace stand, or those of this thread's own.
+fn net_directory(netns_pid: Option<u32>) -> String {
+    netns_pid.map_or_else(|| "/proc/thread-self/net".to_owned(), |pid| format!("/proc/{pid}/net"))
+}
+
 /// The inode number of a namespace of the process, as `net` or `pid` (namespaces(7)).
 fn namespace(tgid: u32, kind: &str) -> io::Result<u32> {
     use std::os::unix::fs::MetadataExt as _;
