@@ -37,6 +37,7 @@ pub struct Metrics {
     pub records_refused: IntCounterVec,
     /// 1 for what is wrong with NATS, 0 for what is not, by fault.
     pub nats_faults: IntGaugeVec,
+    log_lines_lost: IntCounter,
     in_flight: IntGaugeVec,
     serving: IntGaugeVec,
     /// Held while the gauges are filled and read: several may scrape at once.
@@ -69,6 +70,11 @@ impl Default for Metrics {
             registry.register(Box::new(gauge.clone())).expect("a name of its own");
             gauge
         };
+        let plain = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help).expect("a valid name");
+            registry.register(Box::new(counter.clone())).expect("a name of its own");
+            counter
+        };
         let histogram = |name: &str, help: &str| {
             let options = HistogramOpts::new(name, help).buckets(GAPS.to_vec());
             let histogram = Histogram::with_opts(options).expect("a valid name");
@@ -100,13 +106,10 @@ impl Default for Metrics {
                 "Time in seconds from a request to its first chunk",
             ),
             requests: counter("lastgasp_router_requests_total", "Requests by path and status", &["path", "status"]),
-            bodies_refused: {
-                let name = "lastgasp_router_bodies_refused_total";
-                let help = "Requests refused because the bodies held fill --max-bodies";
-                let counter = IntCounter::new(name, help).expect("a valid name");
-                registry.register(Box::new(counter.clone())).expect("a name of its own");
-                counter
-            },
+            bodies_refused: plain(
+                "lastgasp_router_bodies_refused_total",
+                "Requests refused because the bodies held fill --max-bodies",
+            ),
             signals: counter(
                 "lastgasp_router_signals_total",
                 "Workers named in migration signals, by result, and signals that the router refused",
@@ -118,6 +121,11 @@ impl Default for Metrics {
                 &["reason"],
             ),
             nats_faults: gauge("lastgasp_router_nats_faults", "1 for a fault of NATS that lasts", &["fault"]),
+            log_lines_lost: plain(
+                "lastgasp_router_log_lines_lost_total",
+                "Lines of the log that the router dropped because nothing reads its standard error fast enough, or \
+                 could not write",
+            ),
             in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
             serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
             registry,
@@ -147,11 +155,12 @@ impl Metrics {
             signals,
             records_refused,
             nats_faults,
+            log_lines_lost,
             in_flight,
             serving,
             scrape: _,
         } = self;
-        let all: [(&'static str, &dyn Collector); 12] = [
+        let all: [(&'static str, &dyn Collector); 13] = [
             ("counter", migrations),
             ("counter", migrations_failed),
             ("counter", retries),
@@ -162,6 +171,7 @@ impl Metrics {
             ("counter", signals),
             ("counter", records_refused),
             ("gauge", nats_faults),
+            ("counter", log_lines_lost),
             ("gauge", in_flight),
             ("gauge", serving),
         ];
@@ -183,6 +193,8 @@ impl Metrics {
             let gauge = self.in_flight.with_label_values(&[listing.key.to_string().as_str()]);
             gauge.set(i64::try_from(listing.in_flight()).unwrap_or(i64::MAX));
         }
+        let more = lastgasp_process::log::lost().saturating_sub(self.log_lines_lost.get());
+        self.log_lines_lost.inc_by(more);
         let serving = i64::try_from(workers.serving()).unwrap_or(i64::MAX);
         self.serving.with_label_values(&["serving"]).set(serving);
         let families = self.registry.gather();

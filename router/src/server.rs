@@ -102,7 +102,11 @@ async fn other(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
         && !proxy.config.admin_keys.is_empty()
     {
         return match receive(&proxy, request, path).await {
-            Ok((inbound, _)) => admin::serve(proxy, inbound).await,
+            // A client that leaves must not leave half of the workers changed.
+            Ok((inbound, _)) => match tokio::spawn(admin::serve(proxy, inbound)).await {
+                Ok(response) => response,
+                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+            },
             Err(error) => error.into_response(),
         };
     }

@@ -161,6 +161,45 @@ async fn an_adapter_is_loaded_by_every_worker_and_only_with_a_key_of_its_own() {
 }
 
 #[tokio::test]
+async fn an_adapter_that_is_being_loaded_is_loaded_although_the_client_leaves() {
+    let slow = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // While one request is under way there is room for no other.
+    let config = Config { admin_keys: vec!["admin".into()], max_requests: 1, ..with_keys() };
+    let story = Story::start(config, &[]).await;
+    story.list("slow", &format!("http://{}", slow.local_addr().unwrap()));
+    let address = story.url.strip_prefix("http://").unwrap();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let request = "POST /v1/load_lora_adapter HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin\r\n\
+                   content-length: 2\r\n\r\n{}";
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut worker = loop {
+        let (mut connection, _) = slow.accept().await.unwrap();
+        let mut asked = [0; 4096];
+        let read = connection.read(&mut asked).await.unwrap();
+        // Others are the router's own questions.
+        if asked[..read].starts_with(b"POST ") {
+            break connection;
+        }
+    };
+
+    client.shutdown().await.unwrap();
+    assert_eq!(client.read(&mut [0; 64]).await.unwrap(), 0, "the router has seen the client leave");
+
+    let other = async || {
+        let request = story.client.post(format!("{}/v1/embeddings", story.url)).bearer_auth("client");
+        request.json(&json!({ "model": "unknown" })).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(other().await, 503, "the worker is still waited for");
+    worker.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await.unwrap();
+    let over = async {
+        while other().await == 503 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), over).await.expect("room once the worker has answered");
+}
+
+#[tokio::test]
 async fn without_keys_of_clients_an_adapter_still_needs_its_own() {
     let worker = Worker::start("a", Behaviour::Well).await;
     let config = Config { admin_keys: vec!["admin".into()], ..Config::default() };

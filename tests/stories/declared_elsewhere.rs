@@ -148,6 +148,21 @@ async fn is_by_itself(node: &Node, name: &str, address: Ipv4Addr, port: u16) -> 
     node.container(name, &[], &program, &variables).await
 }
 
+/// A process with a socket for every IPv6 address and no IPv4 address, on the host's port. Once it listens, it declares
+/// the host's address.
+async fn listens_beside(node: &Node, name: &str, host: &Host, url: &str) -> Process {
+    let script = r#"use strict; use Socket qw(:DEFAULT IPPROTO_IPV6 IPV6_V6ONLY inet_pton pack_sockaddr_in6);
+        my ($port, $name, $url) = @ARGV;
+        $^F = 100;
+        socket(my $socket, PF_INET6, SOCK_STREAM, 0) or die;
+        setsockopt($socket, IPPROTO_IPV6, IPV6_V6ONLY, 1) or die;
+        bind($socket, pack_sockaddr_in6($port, inet_pton(AF_INET6, "::"))) or die;
+        listen($socket, 5) or die;
+        @ENV{qw(LASTGASP_WORKER LASTGASP_ENDPOINT LASTGASP_HTTP_HEALTH)} = ($name, $url, $url);
+        exec "sleep", "1000";"#;
+    node.container(name, &[], &["perl", "-e", script, &host.port.to_string(), name, url], &[]).await
+}
+
 #[tokio::test]
 async fn the_daemon_asks_no_address_of_the_hosts_for_a_stranger() {
     let node = Node::new("required").await;
@@ -162,15 +177,19 @@ async fn the_daemon_asks_no_address_of_the_hosts_for_a_stranger() {
     let neighbour = node.container("neighbour", &[], &["sleep", "1000"], &variables).await;
     node.refused("neighbour", "endpoint_elsewhere").await;
 
+    // Nor does it help to listen beside whoever is there, for IPv6 alone.
+    let squatter = listens_beside(&node, "squatter", &host, &url).await;
+    node.refused("squatter", "endpoint_elsewhere").await;
+
     // What would have been asked was asked before this one is listed.
     let omega = Declaration::new(node.uid, "omega").unwrap();
     let _omega = node.engine("omega", &omega, &[]).await;
     node.discovery.listed("omega", WorkerState::Serving).await.unwrap();
     assert_eq!(host.connections.load(Ordering::Relaxed), 0);
-    for name in ["stranger", "neighbour"] {
+    for name in ["stranger", "neighbour", "squatter"] {
         assert!(node.discovery.history(name).is_empty(), "{name}");
     }
-    drop((stranger, neighbour));
+    drop((stranger, neighbour, squatter));
     matrix::row(
         "A declaration names an address of the host as its endpoint and health",
         "it is refused, and the daemon connects nowhere",
@@ -258,6 +277,11 @@ async fn where_the_hosts_routes_do_not_tell_kubelet_does() {
     let alpha = Pod::with_address(&node, "alpha", Wiring::Other, known, cgroup).await;
     node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert!(node.discovery.history("other").is_empty());
+
+    // A daemon that follows knows nothing of what kubelet says until it has asked.
+    let node = node.restarted().await;
+    node.daemon.status_when("it is taken over", |status| status["workers"][0]["state"] == "serving").await.unwrap();
+    assert_eq!(node.discovery.removals("alpha"), 0);
     drop((other, alpha));
     node.discovery.removed("alpha").await.unwrap();
 }

@@ -47,6 +47,16 @@ impl Node {
         Self { daemon, discovery, nats, config, uid, folder }
     }
 
+    /// The same node with another daemon, after the first was killed.
+    pub(crate) async fn restarted(self) -> Self {
+        let Self { mut daemon, discovery, nats, config, uid, folder } = self;
+        assert!(daemon.process.identity.signal(Signal::SIGKILL));
+        daemon.process.exited().await.unwrap();
+        drop(daemon);
+        let daemon = Daemon::start(&config, folder.path()).await.unwrap();
+        Self { daemon, discovery, nats, config, uid, folder }
+    }
+
     /// Runs a program as the user of this story, in a new PID namespace, whose init it is.
     pub(crate) async fn container(
         &self,

@@ -74,7 +74,7 @@ async fn a_death_is_withdrawn_lost_lines_are_counted_and_sigterm_is_obeyed() {
 }
 
 #[tokio::test]
-async fn a_router_serves_and_obeys_sigterm() {
+async fn a_router_serves_counts_lost_lines_and_obeys_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let nats = Nats::start(folder.path()).await.unwrap();
     let pipe = FullPipe::new(folder.path());
@@ -85,11 +85,23 @@ async fn a_router_serves_and_obeys_sigterm() {
     let mut router = Process::spawn("router", command, folder.path()).unwrap();
     let ready: Value = router.ready_file(&ready_file).await.unwrap();
     let address = ready["listen"].as_str().unwrap();
-    // Each answer is lines of the log, too.
-    for _ in 0..100 {
-        let models = reqwest::get(format!("http://{address}/v1/models")).await.unwrap();
-        assert_eq!(models.status(), 200);
-    }
+    let none_lost = "\nlastgasp_router_log_lines_lost_total 0\n";
+    let get = async |path: &str| {
+        let answer = reqwest::get(format!("http://{address}{path}")).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.text().await.unwrap()
+    };
+    let client = nats.client().await.unwrap();
+    let lost = async {
+        while get("/metrics").await.contains(none_lost) {
+            // Each message is lines of the log.
+            for _ in 0..500 {
+                client.publish("lastgasp.v1.migrate.node-b", "no signal".into()).await.unwrap();
+            }
+            get("/v1/models").await;
+        }
+    };
+    tokio::time::timeout(GIVE_UP, lost).await.expect("more lines than there is room for");
     assert!(router.identity.signal(Signal::SIGTERM));
     assert_eq!(router.exited().await.unwrap().code(), Some(0));
 }

@@ -219,7 +219,8 @@ impl Supervisor {
                     let claimed = claims.iter().map(|claim| (claim.origin.clone(), claim.name.clone()));
                     let still: HashSet<_> = claimed.collect();
                     self.declarations.refused.retain(|key, _| still.contains(key));
-                    let open = claims.iter().filter(|claim| claim.verdict.as_ref().is_err_and(|refused| refused.is_open));
+                    let open =
+                        claims.iter().filter(|claim| claim.verdict.as_ref().is_err_and(|refused| refused.is_open));
                     self.declarations.open = open.map(|claim| claim.info.id).collect();
                 }
                 for claim in claims {

@@ -101,7 +101,7 @@ impl Supervisor {
                 .collect(),
             losses: self.metrics.losses(),
             routers,
-            warnings: self.warnings.iter().cloned().chain(stuck).collect(),
+            warnings: self.warnings.iter().cloned().chain(proc::memory::bound_reached()).chain(stuck).collect(),
             degraded: self.degraded(),
             privileges: Some(self.privileges()),
         }

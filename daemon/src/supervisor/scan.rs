@@ -419,11 +419,7 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
 
 /// The worker's root. A pid file that seems to be older than its process may have been written before a clock was
 /// set: what listens where the worker serves is the worker.
-fn root(
-    config: &WorkerConfig,
-    former: &HashSet<ProcessId>,
-    finder: &Finder,
-) -> Result<Option<ProcessId>, FindError> {
+fn root(config: &WorkerConfig, former: &HashSet<ProcessId>, finder: &Finder) -> Result<Option<ProcessId>, FindError> {
     match finder.root(&config.find, former) {
         Err(FindError::OldPidFile { process, .. }) if !former.contains(&process) && serves(process, config) => {
             Ok(Some(process))

@@ -442,7 +442,10 @@ mod tests {
         assert_eq!(claim.info.id, id);
         let Declared { worker, place, .. } = claim.verdict.unwrap();
         assert_eq!(worker.endpoint, endpoint);
-        assert!(place.namespace.is_none() && place.listens.is_some_and(|listens| listens.address == listening), "{place:?}");
+        assert!(
+            place.namespace.is_none() && place.listens.is_some_and(|listens| listens.address == listening),
+            "{place:?}"
+        );
         assert_eq!(claims(&mut scanner, &name, &[]).len(), 1, "every turn again, until it is known");
         assert!(claims(&mut scanner, &name, &[id]).is_empty(), "its child holds the socket, but is its child");
         end(probe);

@@ -50,7 +50,8 @@ impl Listener {
         if bound.to_canonical() == wanted {
             return Some(Exactness::This);
         }
-        let of_its_family = if bound.is_ipv6() == wanted.is_ipv6() { Exactness::Every } else { Exactness::PerhapsEvery };
+        let of_its_family =
+            if bound.is_ipv6() == wanted.is_ipv6() { Exactness::Every } else { Exactness::PerhapsEvery };
         (bound.is_unspecified() && (bound.is_ipv6() || wanted.is_ipv4())).then_some(of_its_family)
     }
 }

@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Threads that may be stuck at one time, each of which costs its stack and a task of the kernel. Beyond that
 /// nothing is read any more of users that have stuck processes, and beyond twice as many of nobody.
 const MAX_STUCK: usize = 32;
+/// See [`MAX_STUCK`].
+const TOO_MANY: usize = 2 * MAX_STUCK;
 /// Threads that wait for the next file.
 const MAX_IDLE: usize = 4;
 /// Enough for one read.
@@ -91,7 +93,7 @@ impl Readers {
             return true;
         }
         let number = self.stuck.len();
-        number >= 2 * MAX_STUCK
+        number >= TOO_MANY
             || number >= MAX_STUCK && {
                 let user = super::effective_user(tgid);
                 self.stuck.values().any(|stuck| stuck.user == user)
@@ -111,6 +113,17 @@ pub fn stuck() -> Vec<Stuck> {
     let mut stuck: Vec<Stuck> = readers().stuck.values().cloned().collect();
     stuck.sort_by_key(|one| (one.since, one.id));
     stuck
+}
+
+/// What reading is left out, if so many processes are stuck that more than theirs is.
+#[must_use]
+pub fn bound_reached() -> Option<String> {
+    let number = readers().stuck.len();
+    let whose = if number >= TOO_MANY { "of any user" } else { "of the users who have them" };
+    (number >= MAX_STUCK).then(|| format!(
+        "{number} processes hold their memory locked: the daemon reads no command line and no environment {whose}, and \
+         finds no worker among those processes"
+    ))
 }
 
 /// Whether an error means that the process is stuck, and not that it is gone or may not be read.
@@ -175,6 +188,11 @@ fn give_up(tgid: u32, number: u64, answered: &Receiver<io::Result<Vec<u8>>>) -> 
         "process holds its memory locked: the daemon does not read its command line and environment"
     );
     readers.stuck.insert(number, stuck);
+    let known = readers.stuck.len();
+    drop(readers);
+    if let (MAX_STUCK | TOO_MANY, Some(reached)) = (known, bound_reached()) {
+        tracing::warn!("{reached}");
+    }
     Err(io::ErrorKind::TimedOut.into())
 }
 

@@ -99,9 +99,8 @@ impl<'a> Reach<'a> {
                 })?;
             }
         }
-        let others_listen = listens.is_some_and(|listens| {
-            matches!(listens.held_by(&tree::with_descendants(process)), Ok(Held::ByOthers))
-        });
+        let others_listen = listens
+            .is_some_and(|listens| matches!(listens.held_by(&tree::with_descendants(process)), Ok(Held::ByOthers)));
         let namespace = (!is_own && may_enter).then_some(namespace);
         Ok(Reached { place: Place { namespace, listens }, others_listen })
     }
