@@ -17,6 +17,7 @@ use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::Process;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::declared_worker::{Node, init_of};
 
@@ -256,9 +257,14 @@ impl Drop for Slice {
     }
 }
 
-/// What kubelet says of a node's pods. There is no kubelet where this is tested.
-async fn kubelet(pods: Value) -> String {
-    let pods = axum::Router::new().route("/pods", axum::routing::get(async move || axum::Json(pods)));
+/// A stand-in for kubelet, which answers while `answers` says so. There is no kubelet where this is tested.
+async fn kubelet(pods: Value, answers: watch::Receiver<bool>) -> String {
+    let get = async move || {
+        let mut answers = answers.clone();
+        let _ = answers.wait_for(|answers| *answers).await;
+        axum::Json(pods.clone())
+    };
+    let pods = axum::Router::new().route("/pods", axum::routing::get(get));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, pods).await });
@@ -268,7 +274,9 @@ async fn kubelet(pods: Value) -> String {
 #[tokio::test]
 async fn where_the_hosts_routes_do_not_tell_kubelet_does() {
     let (uid, known, claimed) = ("8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f", address(), address());
-    let url = kubelet(json!({"items": [{"metadata": {"uid": uid}, "status": {"podIP": known.to_string()}}]})).await;
+    let pods = json!({"items": [{"metadata": {"uid": uid}, "status": {"podIP": known.to_string()}}]});
+    let (answers, answering) = watch::channel(true);
+    let url = kubelet(pods, answering).await;
     let slice = Slice::new("kubelet", uid);
     let cgroup = Some(slice.0[2].as_path());
     let node = Node::configured("required", |config| config.asking_kubelet(&url)).await;
@@ -278,9 +286,19 @@ async fn where_the_hosts_routes_do_not_tell_kubelet_does() {
     node.discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert!(node.discovery.history("other").is_empty());
 
-    // A daemon that follows knows nothing of what kubelet says until it has asked.
+    // The next daemon begins while kubelet says nothing: what it inherits lives, and is nobody else's.
+    answers.send_replace(false);
     let node = node.restarted().await;
-    node.daemon.status_when("it is taken over", |status| status["workers"][0]["state"] == "serving").await.unwrap();
+    let omega = Declaration::new(node.uid, "omega").unwrap();
+    let _omega = node.engine("omega", &omega, &[]).await;
+    // Nothing is listed before everything that was inherited has been judged.
+    node.discovery.listed("omega", WorkerState::Serving).await.unwrap();
+    answers.send_replace(true);
+    let taken_over = |status: &Value| {
+        let mut workers = status["workers"].as_array().into_iter().flatten();
+        workers.any(|worker| worker["worker"] == "alpha" && worker["state"] == "serving")
+    };
+    node.daemon.status_when("it is taken over", taken_over).await.unwrap();
     assert_eq!(node.discovery.removals("alpha"), 0);
     drop((other, alpha));
     node.discovery.removed("alpha").await.unwrap();
