@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::schema::{SCHEMA, Setting};
 use crate::config::{Config, ConfigError, Override, Problem};
-use crate::doctor::{self, Verdict};
+use crate::doctor::{self, Grade};
 use crate::effects::nats::{self, NatsError};
 use crate::log;
 use crate::status::client::ClientError;
@@ -109,7 +109,7 @@ const DOCTOR_EXAMPLES: &str = "\
 Examples:
   lastgasp doctor --config /etc/lastgasp/lastgasp.toml
   sudo -u lastgasp lastgasp doctor --config /etc/lastgasp/lastgasp.toml     as the user that will run it
-  lastgasp doctor --json | jq -r '.findings[] | select(.verdict != \"fine\") | .name'
+  lastgasp doctor --json | jq -r '.findings[] | select(.grade != \"fine\") | .name'
 
 Kernel programs are loaded, attached and let go again; NATS is only read; nothing is changed.
 
@@ -384,9 +384,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::CheckConfig(args) => check_config(&args),
         Command::CreateBuckets(args) => create_buckets(&args),
         Command::Doctor(args) => match examine(&args) {
-            Ok(Verdict::Fine | Verdict::Note) => Ok(()),
-            Ok(Verdict::Degraded) => return Exit::Failed,
-            Ok(Verdict::Broken) => return Exit::Broken,
+            Ok(Grade::Fine | Grade::Note) => Ok(()),
+            Ok(Grade::Degraded) => return Exit::Failed,
+            Ok(Grade::Broken) => return Exit::Broken,
             Err(error) => Err(error),
         },
     };
@@ -530,13 +530,13 @@ fn settings_text() -> String {
 
 // === doctor ===
 
-fn examine(args: &DoctorArgs) -> Result<Verdict, CliError> {
+fn examine(args: &DoctorArgs) -> Result<Grade, CliError> {
     let DoctorArgs { config, output } = args;
     let report = doctor::examine(config.load())?;
     let text =
         if output.is_json() { format!("{}\n", report.json()) } else { doctor::text(&report, style(&io::stdout())) };
     say(&text)?;
-    Ok(report.verdict)
+    Ok(report.grade)
 }
 
 #[cfg(test)]

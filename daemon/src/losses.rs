@@ -43,15 +43,15 @@ pub enum Loss {
     Signal,
     /// A death certificate that was not kept on the server.
     Certificate,
-    /// A notice to a sink of `[[notify]]` for which there was no room.
-    NoticeQueue,
-    /// A notice to a sink of `[[notify]]` that could not be delivered, however often it was tried.
-    Notice,
+    /// A notification to a sink of `[[notify]]` for which there was no room.
+    NotificationQueue,
+    /// A notification to a sink of `[[notify]]` that could not be delivered, however often it was tried.
+    Notification,
     /// Requests to a worker that were not remembered for `kind = "infera"`: too many, or without an
     /// inbox that one may publish to.
     InferaRequest,
     /// Frames to Infera's routers that its NATS did not take.
-    InferaNotice,
+    InferaEndFrame,
     /// A record in Infera's etcd that could not be changed, however often it was tried.
     InferaRecord,
     /// Records of a worker in Dynamo's discovery that could not be changed, however often it was tried.
@@ -77,10 +77,10 @@ impl Loss {
             Self::Log,
             Self::Signal,
             Self::Certificate,
-            Self::NoticeQueue,
-            Self::Notice,
+            Self::NotificationQueue,
+            Self::Notification,
             Self::InferaRequest,
-            Self::InferaNotice,
+            Self::InferaEndFrame,
             Self::InferaRecord,
             Self::DynamoRecord,
         ])
@@ -99,8 +99,8 @@ impl Loss {
             Self::Moment | Self::RefusedRecord => "effect",
             Self::Log => "log",
             Self::Signal | Self::Certificate => "publish",
-            Self::NoticeQueue | Self::Notice => "notify",
-            Self::InferaRequest | Self::InferaNotice | Self::InferaRecord => "infera",
+            Self::NotificationQueue | Self::Notification => "notify",
+            Self::InferaRequest | Self::InferaEndFrame | Self::InferaRecord => "infera",
             Self::DynamoRecord => "dynamo",
         }
     }
@@ -113,7 +113,7 @@ impl Loss {
             Self::Event => "event",
             Self::Record | Self::RefusedRecord | Self::InferaRecord | Self::DynamoRecord => "record",
             Self::InferaRequest => "request",
-            Self::InferaNotice => "notice",
+            Self::InferaEndFrame => "end_frame",
             Self::Answer => "answer",
             Self::WatchProcess => "process",
             Self::WatchPort => "port",
@@ -126,8 +126,8 @@ impl Loss {
             Self::Log => "line",
             Self::Signal => "signal",
             Self::Certificate => "certificate",
-            Self::NoticeQueue => "queue",
-            Self::Notice => "delivery",
+            Self::NotificationQueue => "queue",
+            Self::Notification => "delivery",
         }
     }
 }

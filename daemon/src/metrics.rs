@@ -16,8 +16,8 @@ use crate::status::LossStatus;
 /// Every state of a worker, as in `lastgasp_worker_state`.
 pub const WORKER_STATES: [&str; 6] = ["starting", "serving", "unready", "draining", "left", "lost"];
 
-/// What may see processes die, as in `lastgasp_sensor`.
-pub const SENSORS: [&str; 2] = ["ebpf", "pidfd"];
+/// What may see processes die, as in `lastgasp_death_source`.
+pub const DEATH_SOURCES: [&str; 2] = ["ebpf", "pidfd"];
 
 /// From what the kernel needs at best to what a lost NATS costs, in seconds.
 const LATENCY: [f64; 16] =
@@ -40,10 +40,10 @@ pub struct Metrics {
     /// Answers of routers, by `phase`.
     pub router_answers: IntCounterVec,
     /// Things said to people, by `kind`.
-    pub notices: IntCounterVec,
-    /// Tries to deliver notices, by `sink` and `outcome`: `delivered`, `retried`, `refused`, `given_up`.
-    pub notify: IntCounterVec,
-    /// What was published for Infera, by `kind`: `notice`, `stand_in`, `cancel`.
+    pub warnings: IntCounterVec,
+    /// Tries to deliver notifications, by `sink` and `outcome`: `delivered`, `retried`, `refused`, `given_up`.
+    pub notifications: IntCounterVec,
+    /// What was published for Infera, by `kind`: `end`, `stand_in`, `cancel`.
     pub infera_frames: IntCounterVec,
     /// What became of records in Infera's etcd, by `outcome`: `deleted`, `drained`, `restored`,
     /// `absent`, `changed`, `failed`.
@@ -72,10 +72,10 @@ pub struct Metrics {
     pub evidence_to_signalled: Histogram,
     /// Deaths that the pidfd reported and the kernel programs did not, although they were on.
     pub deaths_seen_only_by_pidfd: IntCounter,
-    /// 1 for a kernel program that is attached, by `probe`.
-    pub ebpf_probe_on: IntGaugeVec,
-    /// 1 for what sees processes die, 0 for the other, by `sensor`.
-    pub sensor: IntGaugeVec,
+    /// 1 for a kernel program that is attached, by `program`.
+    pub kernel_program_attached: IntGaugeVec,
+    /// 1 for what sees processes die, 0 for the other, by `source`.
+    pub death_source: IntGaugeVec,
     /// 1 while NATS is connected.
     pub nats_connected: IntGauge,
     /// 1 for what is wrong with NATS, 0 for what is not, by `fault`.
@@ -110,15 +110,15 @@ impl Metrics {
             withdrawals: counters(&registry, "withdrawals_total", "Withdrawals from discovery.", &["cause", "outcome"]),
             signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
             router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
-            notices: counters(
+            warnings: counters(
                 &registry,
-                "notices_total",
+                "warnings_total",
                 "Warnings for people: a verdict held back, a worker held down, a GPU fault, a record tried again.",
                 &["kind"],
             ),
-            notify: counters(
+            notifications: counters(
                 &registry,
-                "notify_total",
+                "notifications_total",
                 "Tries to deliver notifications to the sinks of [[notify]].",
                 &["sink", "outcome"],
             ),
@@ -196,12 +196,17 @@ impl Metrics {
                     "Deaths that the kernel programs missed.",
                 )),
             ),
-            ebpf_probe_on: gauges(&registry, "ebpf_probe_on", "1 for a kernel program that is attached.", &["probe"]),
-            sensor: gauges(
+            kernel_program_attached: gauges(
                 &registry,
-                "sensor",
-                "1 for the sensor that sees processes die, 0 for the other.",
-                &["sensor"],
+                "kernel_program_attached",
+                "1 for a kernel program that is attached.",
+                &["program"],
+            ),
+            death_source: gauges(
+                &registry,
+                "death_source",
+                "1 for what sees processes die, 0 for the other.",
+                &["source"],
             ),
             nats_connected: registered(
                 &registry,
@@ -218,7 +223,7 @@ impl Metrics {
         }
         metrics.set_nats_faults(&[]);
         for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
-            metrics.notices.with_label_values(&[kind]).reset();
+            metrics.warnings.with_label_values(&[kind]).reset();
         }
         for cause in CauseKind::ALL {
             metrics.deaths.with_label_values(&[cause.as_str()]).reset();
@@ -263,10 +268,10 @@ impl Metrics {
         let _ = self.lost_alive_seconds.remove_label_values(&[worker]);
     }
 
-    /// Says which of [`SENSORS`] sees processes die.
-    pub fn set_sensor(&self, sensor: &str) {
-        for name in SENSORS {
-            self.sensor.with_label_values(&[name]).set(i64::from(name == sensor));
+    /// Says which of [`DEATH_SOURCES`] sees processes die.
+    pub fn set_death_source(&self, source: &str) {
+        for name in DEATH_SOURCES {
+            self.death_source.with_label_values(&[name]).set(i64::from(name == source));
         }
     }
 

@@ -53,7 +53,7 @@ impl Tracked {
 
 /// What follows from looking at a process or an event.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Noticed {
+pub enum Observation {
     /// Evidence for the core.
     Evidence(Evidence),
     /// A critical process is there: open its pidfd, tell the core.
@@ -135,12 +135,12 @@ impl Processes {
         title: &str,
         owner: Option<u32>,
         role_of: RoleOf,
-    ) -> Noticed {
+    ) -> Observation {
         self.forget(worker);
         self.roots.insert(worker, Root { id: root, role_of, owner });
         let tracked = Tracked { critical: true, ..Tracked::new(root, worker, root, title.into()) };
         self.by_tgid.insert(root.tgid, tracked);
-        Noticed::Critical { worker, root, id: root }
+        Observation::Critical { worker, root, id: root }
     }
 
     /// A worker is this user's: the one who owns its listener, or else its root. A process of another user that
@@ -211,7 +211,7 @@ impl Processes {
         users: Option<[u32; 4]>,
         parent: Option<Names<'_>>,
         names: Names<'_>,
-    ) -> Option<Noticed> {
+    ) -> Option<Observation> {
         let comm = names.comm;
         let Root { id: root, role_of, owner } = self.roots.get(&worker)?;
         let root = *root;
@@ -236,7 +236,7 @@ impl Processes {
         let title = role?;
         tracked.title = title.into();
         tracked.critical = true;
-        Some(Noticed::Critical { worker, root, id })
+        Some(Observation::Critical { worker, root, id })
     }
 
     /// The evidence that a critical process is there.
@@ -286,7 +286,7 @@ impl Processes {
     }
 
     /// What a kernel event means. The hot path: an exit of a critical process becomes evidence here.
-    pub fn event(&mut self, event: &Event) -> Option<Noticed> {
+    pub fn event(&mut self, event: &Event) -> Option<Observation> {
         let id = ProcessId { tgid: event.tgid, start_ticks: event.start_ticks() };
         let at = Nanos(event.at);
         match event.kind()? {
@@ -330,15 +330,15 @@ impl Processes {
                 let (worker, root) = (parent.worker, parent.root);
                 let title = printable(&String::from_utf8_lossy(event.comm())).into();
                 self.by_tgid.insert(id.tgid, Tracked::new(id, worker, root, title));
-                event.flags.contains(EventFlags::NOT_WATCHED).then_some(Noticed::Rescan(worker))
+                event.flags.contains(EventFlags::NOT_WATCHED).then_some(Observation::Rescan(worker))
             }
             EventKind::Exec | EventKind::Rename => {
                 let Some(tracked) = self.get(id) else {
-                    return (event.slot == NO_SLOT).then_some(Noticed::StrangerExecuted(id));
+                    return (event.slot == NO_SLOT).then_some(Observation::StrangerExecuted(id));
                 };
                 match (tracked.critical, event.kind()?) {
-                    (false, _) => Some(Noticed::LookAt(id)),
-                    (true, EventKind::Exec) => Some(Noticed::Executed(id)),
+                    (false, _) => Some(Observation::LookAt(id)),
+                    (true, EventKind::Exec) => Some(Observation::Executed(id)),
                     (true, _) => None,
                 }
             }
@@ -351,7 +351,7 @@ impl Processes {
                     _ => Direction::Received,
                 };
                 let address: IpAddr = Ipv6Addr::from(event.peer).to_canonical();
-                Some(Noticed::TcpReset {
+                Some(Observation::TcpReset {
                     worker,
                     root,
                     direction,
@@ -367,7 +367,7 @@ impl Processes {
             EventKind::ListenerClosed => {
                 let worker = WorkerId(event.slot);
                 let root = self.roots.get(&worker)?.id;
-                Some(Noticed::ListenerClosed {
+                Some(Observation::ListenerClosed {
                     worker,
                     root,
                     port: u16::try_from(event.port).ok()?,
@@ -381,7 +381,7 @@ impl Processes {
 
 impl Processes {
     /// A signal was sent to a process of a worker's tree, or to what supervises it.
-    fn signal_sent(&self, event: &Event, id: ProcessId, at: Nanos) -> Option<Noticed> {
+    fn signal_sent(&self, event: &Event, id: ProcessId, at: Nanos) -> Option<Observation> {
         let signal = event.signal.cast_signed();
         let ending = event.flags.contains(EventFlags::GROUP_EXIT);
         // Those that a process handles may come often, and say nothing.
@@ -399,7 +399,7 @@ impl Processes {
             let root = self.roots.get(worker)?.id;
             Some(Evidence { worker: *worker, root, kind: sent(to.clone()), at })
         };
-        Some(Noticed::SupervisorSignalled(workers.iter().filter_map(of).collect()))
+        Some(Observation::SupervisorSignalled(workers.iter().filter_map(of).collect()))
     }
 }
 
@@ -421,8 +421,8 @@ fn sender(event: &Event) -> Sender {
     Sender { pid: event.sender_tgid, comm, cgroup: (event.cgroup > ROOT_CGROUP).then_some(event.cgroup) }
 }
 
-fn evidence(tracked: &Tracked, kind: impl FnOnce(Process) -> Kind, at: Nanos) -> Noticed {
-    Noticed::Evidence(Evidence { worker: tracked.worker, root: tracked.root, kind: kind(tracked.process()), at })
+fn evidence(tracked: &Tracked, kind: impl FnOnce(Process) -> Kind, at: Nanos) -> Observation {
+    Observation::Evidence(Evidence { worker: tracked.worker, root: tracked.root, kind: kind(tracked.process()), at })
 }
 
 #[cfg(test)]
@@ -474,10 +474,10 @@ mod tests {
         forked(&mut processes, 200, 100);
         let mut rename = event(EventKind::Rename, 200, 8);
         rename.comm[..15].copy_from_slice(b"VLLM::EngineCor");
-        assert_eq!(processes.event(&rename), Some(Noticed::LookAt(id(200))));
+        assert_eq!(processes.event(&rename), Some(Observation::LookAt(id(200))));
         let critical = processes.seen(W, id(200), OWNERS, None, CORE);
-        assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(200) }));
-        let Some(Noticed::Evidence(Evidence { kind: Kind::ProcessExit { process, exit }, root, .. })) =
+        assert_eq!(critical, Some(Observation::Critical { worker: W, root: ROOT, id: id(200) }));
+        let Some(Observation::Evidence(Evidence { kind: Kind::ProcessExit { process, exit }, root, .. })) =
             processes.event(&exit(200, 8))
         else {
             panic!("no evidence");
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(processes.event(&exit(200, 8)), None);
         let init = Names { comm: "systemd", cmdline: "/sbin/init" };
         let critical = processes.seen(W, id(201), OWNERS, Some(init), CORE);
-        assert_eq!(critical, Some(Noticed::Critical { worker: W, root: ROOT, id: id(201) }));
+        assert_eq!(critical, Some(Observation::Critical { worker: W, root: ROOT, id: id(201) }));
         // The root ends; what it left behind is still its own, and so is what that makes.
         assert!(processes.event(&exit(ROOT.tgid, ROOT.start_ticks)).is_some());
         forked(&mut processes, 202, 201);
@@ -508,10 +508,10 @@ mod tests {
     fn an_exec_of_a_process_of_nobodys_is_told_until_it_is_somebodys() {
         let mut processes = tree();
         let exec = |tgid| Event { slot: NO_SLOT, ..event(EventKind::Exec, tgid, 8) };
-        assert_eq!(processes.event(&exec(300)), Some(Noticed::StrangerExecuted(id(300))));
+        assert_eq!(processes.event(&exec(300)), Some(Observation::StrangerExecuted(id(300))));
         assert_eq!(processes.event(&event(EventKind::Exec, 300, 8)), None, "one that was watched, and is forgotten");
         forked(&mut processes, 200, 100);
-        assert_eq!(processes.event(&exec(200)), Some(Noticed::LookAt(id(200))));
+        assert_eq!(processes.event(&exec(200)), Some(Observation::LookAt(id(200))));
     }
 
     #[test]
@@ -553,7 +553,7 @@ mod tests {
         let mut processes = tree();
         assert_eq!(processes.event(&exit(100, 6)), None, "the root's pid, but an older process");
         assert_eq!(processes.event(&exit(100, 9)), None, "or a younger one");
-        assert!(matches!(processes.event(&exit(100, 7)), Some(Noticed::Evidence(_))));
+        assert!(matches!(processes.event(&exit(100, 7)), Some(Observation::Evidence(_))));
     }
 
     #[test]
@@ -594,7 +594,9 @@ mod tests {
         let mut kill = sent(9, EventFlags::GROUP_EXIT);
         kill.comm[..4].copy_from_slice(b"kill");
         let told = |processes: &mut Processes, event: &Event| match processes.event(event) {
-            Some(Noticed::Evidence(Evidence { kind: Kind::SignalSent { sender, .. }, .. })) => Some(sender.to_string()),
+            Some(Observation::Evidence(Evidence { kind: Kind::SignalSent { sender, .. }, .. })) => {
+                Some(sender.to_string())
+            }
             _ => None,
         };
         assert_eq!(told(&mut processes, &kill).as_deref(), Some("kill (pid 7)"));
@@ -612,7 +614,7 @@ mod tests {
         let shell = ProcessId { tgid: 50, start_ticks: 3 };
         processes.supervised_by(W, shell);
         let sent = Event { signal: 15, sender_tgid: 7, ..event(EventKind::SignalGenerate, 50, 3) };
-        let Some(Noticed::SupervisorSignalled(evidence)) = processes.event(&sent) else { panic!("nothing") };
+        let Some(Observation::SupervisorSignalled(evidence)) = processes.event(&sent) else { panic!("nothing") };
         assert_eq!((evidence[0].worker, evidence[0].root), (W, ROOT));
         assert_eq!(processes.unsupervised(W), Some(shell), "nobody else's");
         assert_eq!(processes.event(&sent), None);
@@ -622,7 +624,7 @@ mod tests {
     fn sigterm_to_a_root_that_handles_it_means_that_it_leaves() {
         let mut processes = tree();
         let terminate = Event { signal: 15, ..event(EventKind::SignalDeliver, 100, 7) };
-        let Some(Noticed::Evidence(Evidence { kind, .. })) = processes.event(&terminate) else { panic!() };
+        let Some(Observation::Evidence(Evidence { kind, .. })) = processes.event(&terminate) else { panic!() };
         assert_eq!(kind, Kind::Terminating { signal: 15 });
     }
 }

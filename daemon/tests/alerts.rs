@@ -16,7 +16,7 @@ fn every_way_of_losing_information_and_holding_back_has_an_alert() {
     // Without a selector: each hop and kind, also those to come.
     assert!(rules.contains("increase(lastgasp_losses_total[10m]) > 0"));
     let reasons: Vec<&str> = HeldBack::ALL.map(HeldBack::as_str).into();
-    assert!(rules.contains(&format!("lastgasp_notices_total{{kind=~\"{}\"}}", reasons.join("|"))), "{reasons:?}");
+    assert!(rules.contains(&format!("lastgasp_warnings_total{{kind=~\"{}\"}}", reasons.join("|"))), "{reasons:?}");
 }
 
 /// Each hop is explained to whoever is woken by it.

@@ -201,7 +201,7 @@ pub enum Expect {
 
 /// What a key holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum Content {
     /// A value.
     Put(Bytes),
     /// Somebody deleted it.
@@ -217,8 +217,8 @@ pub struct Entry {
     pub key: String,
     /// The stream sequence of this change.
     pub revision: u64,
-    /// Value or tombstone.
-    pub value: Value,
+    /// A value or a tombstone.
+    pub value: Content,
     /// The bytes of a value; under a tombstone of lastgasp, the record that it ends.
     pub payload: Bytes,
     /// When the server stored it.
@@ -474,17 +474,17 @@ fn check(info: &stream::Info) -> Result<(), Misshapen> {
 }
 
 /// What a message of a bucket's stream says about its key.
-fn value(headers: &HeaderMap, payload: &Bytes) -> Value {
+fn value(headers: &HeaderMap, payload: &Bytes) -> Content {
     let deleted = headers.get(OPERATION).is_some_and(|operation| matches!(operation.as_str(), "DEL" | "PURGE"));
     if deleted {
-        Value::Deleted
+        Content::Deleted
     } else if headers.get(MARKER_REASON).is_some() {
         // Nobody's word but the server's: nothing is known of the worker.
-        Value::Expired
+        Content::Expired
     } else if payload.is_empty() {
-        Value::Deleted
+        Content::Deleted
     } else {
-        Value::Put(payload.clone())
+        Content::Put(payload.clone())
     }
 }
 
@@ -544,11 +544,11 @@ mod tests {
             headers
         };
         let record = Bytes::from_static(b"{}");
-        assert_eq!(value(&HeaderMap::new(), &record), Value::Put(record.clone()));
-        assert_eq!(value(&with(OPERATION, "DEL"), &record), Value::Deleted);
-        assert_eq!(value(&with(OPERATION, "PURGE"), &Bytes::new()), Value::Deleted);
+        assert_eq!(value(&HeaderMap::new(), &record), Content::Put(record.clone()));
+        assert_eq!(value(&with(OPERATION, "DEL"), &record), Content::Deleted);
+        assert_eq!(value(&with(OPERATION, "PURGE"), &Bytes::new()), Content::Deleted);
         for reason in ["MaxAge", "Purge", "Remove", "something new"] {
-            assert_eq!(value(&with(MARKER_REASON, reason), &Bytes::new()), Value::Expired);
+            assert_eq!(value(&with(MARKER_REASON, reason), &Bytes::new()), Content::Expired);
         }
     }
 }

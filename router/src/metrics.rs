@@ -7,7 +7,7 @@ use prometheus::{
     Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
-use crate::proxy::reason::Failure;
+use crate::proxy::reason::MoveFailure;
 use crate::workers::Workers;
 
 /// Seconds; a move takes a round trip and a prefill.
@@ -132,7 +132,12 @@ impl Default for Metrics {
             scrape: Mutex::default(),
         };
         // What alerts watch for its first increase has to be there before it.
-        for failure in [Failure::NoWorker, Failure::RefusedByWorker, Failure::RetriesExhausted, Failure::LimitReached] {
+        for failure in [
+            MoveFailure::NoWorker,
+            MoveFailure::RefusedByWorker,
+            MoveFailure::RetriesExhausted,
+            MoveFailure::LimitReached,
+        ] {
             metrics.migrations_failed.with_label_values(&[failure.as_str()]).reset();
         }
         metrics

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use lastgasp_router::continuation::sse::Parser;
 use lastgasp_router::continuation::{
-    Body, Continuation, Endpoint, Engine, Options, Progress, Refusal, Target, Unmovable, Verdict, error_event,
+    Body, Continuation, Endpoint, Engine, Options, Progress, Refusal, StreamEnd, Target, Unmovable, error_event,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -121,11 +121,11 @@ fn play(case: &Case, piece: usize) -> Run {
             return run;
         }
         match stream.worker_failed(&mut run.client) {
-            Verdict::Finished => return run,
-            Verdict::Retry => {}
-            Verdict::Move if moves < case.migration_limit => moves += 1,
-            Verdict::Move => panic!("the limit was reached"),
-            Verdict::Unmovable(reason) => {
+            StreamEnd::Finished => return run,
+            StreamEnd::Retry => {}
+            StreamEnd::Move if moves < case.migration_limit => moves += 1,
+            StreamEnd::Move => panic!("the limit was reached"),
+            StreamEnd::Unmovable(reason) => {
                 run.unmovable = Some(reason);
                 run.client.extend(error_event("the worker was lost", reason.as_str()));
                 return run;

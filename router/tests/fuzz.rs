@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use lastgasp_router::continuation::sse::Parser;
-use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
+use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, StreamEnd, Target};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
@@ -164,7 +164,7 @@ proptest! {
                 progress = stream.ended(&mut client);
             }
             done = progress == Progress::Complete
-                || progress != Progress::Rejected && stream.worker_failed(&mut client) == Verdict::Finished;
+                || progress != Progress::Rejected && stream.worker_failed(&mut client) == StreamEnd::Finished;
             if done || progress == Progress::Rejected {
                 break;
             }
@@ -232,7 +232,7 @@ fn a_request() {
                 let mut client = Vec::new();
                 let (_, _, answer) = &corpus()[0];
                 let progress = stream.feed(&answer[..answer.len() / 2], &mut client);
-                let moved = progress == Progress::Going && stream.worker_failed(&mut client) == Verdict::Move;
+                let moved = progress == Progress::Going && stream.worker_failed(&mut client) == StreamEnd::Move;
                 outcomes.push((sent, moved, moved && stream.resend(target).is_ok()));
             }
             Some(outcomes)

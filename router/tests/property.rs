@@ -6,7 +6,7 @@ mod fake;
 
 use fake::{CONTEXT, Client, EOS, Fake, Frontend};
 use lastgasp_router::continuation::{
-    Body, Continuation, Endpoint, Engine, Exactness, Options, Progress, Refusal, Target, Verdict, error_event,
+    Body, Continuation, Endpoint, Engine, Exactness, Options, Progress, Refusal, StreamEnd, Target, error_event,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -184,9 +184,9 @@ fn play(story: &Story, deaths: &[Death]) -> (Vec<u8>, Vec<Exactness>) {
             return (client, legs);
         }
         match stream.worker_failed(&mut client) {
-            Verdict::Finished => return (client, legs),
-            Verdict::Retry | Verdict::Move => {}
-            Verdict::Unmovable(reason) => {
+            StreamEnd::Finished => return (client, legs),
+            StreamEnd::Retry | StreamEnd::Move => {}
+            StreamEnd::Unmovable(reason) => {
                 fail(&mut client, reason.as_str());
                 return (client, legs);
             }

@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 use lastgasp_router::continuation::{
-    Body, Broken, Continuation, Endpoint, Engine, Exactness, Options, Outgoing, Progress, Refusal, Target, Unmovable,
-    Verdict,
+    Body, Broken, Continuation, Endpoint, Engine, Exactness, Options, Outgoing, Progress, Refusal, StreamEnd, Target,
+    Unmovable,
 };
 use serde_json::{Value, json};
 
@@ -87,14 +87,14 @@ impl Stream {
     }
 
     fn moves_to(&mut self, target: Target) -> Sent {
-        assert_eq!(self.stream.worker_failed(&mut self.client), Verdict::Move);
+        assert_eq!(self.stream.worker_failed(&mut self.client), StreamEnd::Move);
         self.stream.resend(target).unwrap().into()
     }
 
     fn refuses(&mut self, target: Target) -> Unmovable {
         match self.stream.worker_failed(&mut self.client) {
-            Verdict::Unmovable(reason) => reason,
-            Verdict::Move => match self.stream.resend(target) {
+            StreamEnd::Unmovable(reason) => reason,
+            StreamEnd::Move => match self.stream.resend(target) {
                 Err(Refusal::Unmovable(reason)) => reason,
                 other => panic!("{other:?}"),
             },
@@ -103,7 +103,7 @@ impl Stream {
     }
 
     fn finishes(&mut self) -> (String, Value) {
-        assert_eq!(self.stream.worker_failed(&mut self.client), Verdict::Finished);
+        assert_eq!(self.stream.worker_failed(&mut self.client), StreamEnd::Finished);
         let last = self.chunks().into_iter().rfind(|chunk| chunk["choices"][0]["finish_reason"].is_string()).unwrap();
         let choice = &last["choices"][0];
         (choice["finish_reason"].as_str().unwrap().to_owned(), choice["stop_reason"].clone())
@@ -240,7 +240,7 @@ fn a_full_context_ends_the_answer_instead_of_asking_for_it() {
     stream.begins(&[7; 98]);
     stream.says("a", &[11]);
     stream.says("b", &[12]);
-    assert_eq!(stream.stream.worker_failed(&mut stream.client), Verdict::Move);
+    assert_eq!(stream.stream.worker_failed(&mut stream.client), StreamEnd::Move);
     assert_eq!(stream.stream.resend(VLLM), Err(Refusal::ContextFull));
     stream.stream.finish_full(&mut stream.client);
     assert!(stream.sent().ends_with("data: [DONE]\n\n") && stream.sent().contains(r#""finish_reason":"length""#));
@@ -762,7 +762,7 @@ fn after_the_finish_reason_nothing_is_a_failure() {
         }
         assert!(matches!(progress, Progress::Complete | Progress::Broken(_)));
         if matches!(progress, Progress::Broken(_)) {
-            assert_eq!(stream.stream.worker_failed(&mut stream.client), Verdict::Finished);
+            assert_eq!(stream.stream.worker_failed(&mut stream.client), StreamEnd::Finished);
         }
         assert!(stream.sent().ends_with("data: [DONE]\n\n"));
         assert_eq!(stream.text(), "a");

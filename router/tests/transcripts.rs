@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, Target, Verdict};
+use lastgasp_router::continuation::{Body, Continuation, Endpoint, Engine, Options, Progress, StreamEnd, Target};
 use serde_json::{Map, Value};
 
 struct Transcript {
@@ -129,12 +129,12 @@ fn a_death_at_any_byte_sends_no_half_event_and_carries_no_half_character() {
             let sent = out.len();
             let verdict = stream.worker_failed(&mut out);
             assert!(out[..sent].is_empty() || out[..sent].ends_with(b"\n\n"), "{}", transcript.name);
-            if verdict == Verdict::Finished {
+            if verdict == StreamEnd::Finished {
                 assert!(out.ends_with(b"data: [DONE]\n\n"), "{}", transcript.name);
                 continue;
             }
             assert_eq!(out.len(), sent, "{}: nothing is sent before it is decided", transcript.name);
-            if verdict == Verdict::Move {
+            if verdict == StreamEnd::Move {
                 stream.resend(target).unwrap();
             }
         }

@@ -48,7 +48,7 @@ async fn a_kill_outside_is_seen(store: &Store, objects: &Objects, seccomp: &Path
     let record = discovery.listed("alpha", WorkerState::Serving).await.unwrap();
     assert_eq!(record.node.as_str(), "gpu-a");
     let status = pod.status_with("alpha").await;
-    assert_eq!(status["sensor"], sensor);
+    assert_eq!(status["death_source"], sensor);
 
     // By a process whose name is in the certificate, where the kernel is asked.
     succeeds(Command::new("kill").args(["-KILL", &engine.core.pid.to_string()]));
@@ -79,7 +79,7 @@ async fn in_the_daemonsets_container_the_kernel_tells_of_a_kill_outside() {
 
     // A runtime that knows nothing of CAP_BPF: it says so, and works without.
     let status = a_kill_outside_is_seen(&store, &objects, Path::new(DEBIANS), "pidfd").await;
-    let reason = status["sensor_reason"].as_str().unwrap();
+    let reason = status["death_source_reason"].as_str().unwrap();
     assert!(reason.contains("refused although CAP_BPF is held"), "{reason}");
 }
 
@@ -122,7 +122,7 @@ async fn in_the_sidecars_container_a_pidfd_tells_and_it_ends_with_one() {
     let record = discovery.listed("vllm", WorkerState::Serving).await.unwrap();
     assert_eq!(record.node.as_str(), "gpu-a/vllm-7f9c4");
     let status = sidecar.status_with("vllm").await;
-    assert_eq!((&status["sensor"], words(&status["privileges"]["held"])), (&Value::from("pidfd"), Vec::new()));
+    assert_eq!((&status["death_source"], words(&status["privileges"]["held"])), (&Value::from("pidfd"), Vec::new()));
     let core = status["workers"][0]["processes"][0]["tgid"].as_u64().unwrap();
 
     // In the namespace that they share.

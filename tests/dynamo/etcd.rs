@@ -1,12 +1,12 @@
 //! What becomes of a worker's records in etcd.
 
 use lastgasp::config::DynamoBackend;
-use lastgasp::notify::NoticeKind;
+use lastgasp::notify::NotificationKind;
 use lastgasp_protocol::CauseKind;
 use lastgasp_tests::etcd::{Etcd, Record};
 use tempfile::TempDir;
 
-use crate::notices::name;
+use crate::notifications::name;
 use crate::scene::{Instance, Sink, until};
 
 struct Scene {
@@ -85,7 +85,7 @@ async fn a_worker_that_hung_has_its_records_back_with_their_lease_when_it_serves
     sink.lose(&["alpha"], CauseKind::Hung).await;
     assert_eq!(listed(&etcd).await, records(&[(&beta, leases[1])]));
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
 
     let whole = records(&[(&alpha, leases[0]), (&beta, leases[1])]);
     until("the records", async || listed(&etcd).await == whole).await;
@@ -98,11 +98,11 @@ async fn a_worker_that_hung_has_its_records_back_with_their_lease_when_it_serves
 #[ignore = "needs etcd; cargo xtask test fetches it"]
 async fn a_worker_that_drains_takes_no_new_work_and_is_listed_again_if_it_stays() {
     let Scene { mut sink, etcd, alpha, beta, leases, _folder } = Scene::new().await;
-    sink.listed("alpha", NoticeKind::Draining, 1);
+    sink.listed("alpha", NotificationKind::Draining, 1);
     assert_eq!(sink.done().await, "2 records deleted");
     assert_eq!(listed(&etcd).await, records(&[(&beta, leases[1])]));
 
-    sink.listed("alpha", NoticeKind::Serving, 1);
+    sink.listed("alpha", NotificationKind::Serving, 1);
     let whole = records(&[(&alpha, leases[0]), (&beta, leases[1])]);
     until("the records", async || listed(&etcd).await == whole).await;
 }
@@ -115,7 +115,7 @@ async fn nothing_is_put_back_without_its_lease() {
     sink.lose(&["alpha"], CauseKind::Hung).await;
     etcd.revoke(leases[0]).await.unwrap();
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
 
     sink.counts("lapsed", 1).await;
     assert_eq!(listed(&etcd).await, records(&[(&beta, leases[1])]));
@@ -127,7 +127,7 @@ async fn nothing_is_put_back_for_a_worker_that_has_died_meanwhile() {
     let Scene { mut sink, etcd, mut alpha, beta, leases, _folder } = Scene::new().await;
     sink.lose(&["alpha"], CauseKind::Hung).await;
     alpha.end();
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
     sink.counts("absent", 1).await;
 
     // Nor for the next life, which has records of its own.
@@ -194,7 +194,7 @@ async fn an_instance_that_names_no_port_goes_by_its_configured_id() {
     // The record may be read only after that.
     sink.lose(&["alpha"], CauseKind::Hung).await;
     until("it is gone", async || listed(&etcd).await.is_empty()).await;
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
     until("it is back", async || listed(&etcd).await == [record.clone()]).await;
 }
 
@@ -214,7 +214,7 @@ async fn a_record_that_was_seen_before_its_worker_was_known_comes_back_whole() {
     sink.notifier.known(&name("alpha"), "", Some(10));
     sink.knows("alpha", 1).await;
     assert_eq!(sink.lose(&["alpha"], CauseKind::Hung).await, ["a: 1 records deleted"]);
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
 
     let mut whole = records(&[(&beta, beta_lease)]);
     whole.push(record);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use lastgasp::config::DynamoBackend;
-use lastgasp::notify::NoticeKind;
+use lastgasp::notify::NotificationKind;
 use lastgasp_protocol::CauseKind;
 
 use crate::scene::{Instance, Sink, until};
@@ -45,7 +45,7 @@ async fn a_worker_that_hung_has_its_files_back_when_it_serves_again() {
     assert_eq!(sink.lose(&["alpha"], CauseKind::Hung).await, ["fffffffffffffffe: 2 records deleted"]);
     assert_eq!(listed(root), without);
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
     until("the files", async || listed(root) == whole).await;
     let metadata = fs::metadata(&file).unwrap();
     assert_eq!((metadata.uid(), metadata.gid()), (65534, 65534), "it touches them to keep them");
@@ -65,7 +65,7 @@ async fn a_file_that_is_there_is_never_written_over() {
     let file = root.join("v1/mdc/dynamo%2Fbackend%2Fgenerate%2F7");
     fs::write(&file, "somebody else's").unwrap();
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
 
     sink.counts("changed", 1).await;
     assert_eq!(fs::read_to_string(&file).unwrap(), "somebody else's");

@@ -6,6 +6,6 @@
 
 mod etcd;
 mod folder;
-#[path = "../notices.rs"]
-mod notices;
+#[path = "../notifications.rs"]
+mod notifications;
 mod scene;

@@ -8,14 +8,14 @@ use lastgasp::config::{DynamoBackend, DynamoConfig};
 use lastgasp::core::ProcessId;
 use lastgasp::metrics::Metrics;
 use lastgasp::notify::dynamo::Dynamo;
-use lastgasp::notify::{NoticeKind, Notifier, Told};
+use lastgasp::notify::{BridgeReport, NotificationKind, Notifier};
 use lastgasp_protocol::CauseKind;
 use lastgasp_tests::process::Identity;
 use lastgasp_tests::{binaries, process};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::notices::{self, name};
+use crate::notifications::{self, name};
 
 /// A process that listens on a port, as the worker of an instance does.
 pub(crate) struct Instance {
@@ -69,7 +69,7 @@ impl Drop for Instance {
 pub(crate) struct Sink {
     pub(crate) notifier: Notifier,
     pub(crate) metrics: Metrics,
-    told: mpsc::UnboundedReceiver<Told>,
+    told: mpsc::UnboundedReceiver<BridgeReport>,
 }
 
 impl Sink {
@@ -99,7 +99,7 @@ impl Sink {
 
     /// These workers are lost for one cause; what was done about them.
     pub(crate) async fn lose(&mut self, workers: &[&str], kind: CauseKind) -> Vec<String> {
-        assert_eq!(self.notifier.out_of_dynamo(&notices::lost(workers, kind)), 1);
+        assert_eq!(self.notifier.out_of_dynamo(&notifications::lost(workers, kind)), 1);
         let mut done = Vec::new();
         for _ in workers {
             done.push(self.done().await);
@@ -109,12 +109,12 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        notices::done(&mut self.told).await
+        notifications::done(&mut self.told).await
     }
 
     /// Our own record of the worker stands.
-    pub(crate) fn listed(&mut self, worker: &str, event: NoticeKind, epoch: u64) {
-        self.notifier.tell(notices::listed(worker, event, epoch));
+    pub(crate) fn listed(&mut self, worker: &str, event: NotificationKind, epoch: u64) {
+        self.notifier.tell(notifications::listed(worker, event, epoch));
     }
 
     /// Waits until this has become of the records of so many workers.

@@ -1,10 +1,10 @@
 //! What Infera's routers get when a worker is lost.
 
 use async_nats::HeaderMap;
-use lastgasp::notify::NoticeKind;
+use lastgasp::notify::NotificationKind;
 use lastgasp_protocol::CauseKind;
 
-use crate::notices::{self, name};
+use crate::notifications::{self, name};
 use crate::sink::Sink;
 use crate::standin::{Wire, cancel_subject, error_frame, request_subject};
 
@@ -62,7 +62,7 @@ async fn a_worker_that_hands_over_and_lives_loses_only_what_can_be_moved() {
     sink.remembers("alpha", 3).await;
 
     let text = "infera: worker draining";
-    assert_eq!(sink.notifier.hands_over(&notices::lost(&["alpha"], CauseKind::Commanded)), 1);
+    assert_eq!(sink.notifier.hands_over(&notifications::lost(&["alpha"], CauseKind::Commanded)), 1);
 
     assert_eq!(sink.done().await, format!("10.0.0.1:8080: 1 of 1 inboxes told \"{text}\"; 2 go on"));
     assert_eq!(wire.message(), error_frame("_INBOX.movable", 0, text));
@@ -120,7 +120,7 @@ async fn a_dead_worker_s_requests_are_answered_until_it_serves_again() {
         assert_eq!(wire.message(), error_frame(inbox, 0, text));
     }
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
     sink.ask(ALPHA.1, "_INBOX.three").await;
     sink.remembers("alpha", 1).await;
 

@@ -7,8 +7,8 @@
 
 mod etcd;
 mod frames;
-#[path = "../notices.rs"]
-mod notices;
+#[path = "../notifications.rs"]
+mod notifications;
 mod records;
 mod sink;
 mod standin;

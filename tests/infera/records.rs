@@ -1,7 +1,7 @@
 //! What becomes of a worker's record in Infera's etcd.
 
 use futures_util::StreamExt as _;
-use lastgasp::notify::NoticeKind;
+use lastgasp::notify::NotificationKind;
 use lastgasp_protocol::CauseKind;
 use lastgasp_tests::etcd::Etcd;
 use lastgasp_tests::process::GIVE_UP;
@@ -66,13 +66,13 @@ async fn all_that_died_of_one_cause_are_out_of_discovery_before_any_router_is_to
 async fn a_worker_that_leaves_drains_in_discovery_and_is_taken_back_if_it_stays() {
     let Scene { mut sink, etcd, _folder } = Scene::new().await;
     let lease = register(&etcd, ALPHA.1).await;
-    sink.listed("alpha", NoticeKind::Serving, 1);
+    sink.listed("alpha", NotificationKind::Serving, 1);
 
-    sink.listed("alpha", NoticeKind::Draining, 1);
+    sink.listed("alpha", NotificationKind::Draining, 1);
     assert_eq!(sink.done().await, "record drained");
     assert_eq!(registered(&etcd, ALPHA.1).await, Some((draining(ALPHA.1), lease)));
 
-    sink.listed("alpha", NoticeKind::Serving, 1);
+    sink.listed("alpha", NotificationKind::Serving, 1);
     has_record(&etcd, (record(ALPHA.1), lease)).await;
 }
 
@@ -96,7 +96,7 @@ async fn a_worker_that_may_recover_keeps_its_record_and_is_listed_again_when_it_
     assert!(done[0].contains("record drained"), "{done:?}");
     assert_eq!(registered(&etcd, ALPHA.1).await, Some((draining(ALPHA.1), lease)));
 
-    sink.listed("alpha", NoticeKind::Serving, 2);
+    sink.listed("alpha", NotificationKind::Serving, 2);
     has_record(&etcd, (record(ALPHA.1), lease)).await;
 }
 

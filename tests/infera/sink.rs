@@ -6,14 +6,14 @@ use std::time::Duration;
 use lastgasp::config::{EtcdConfig, InferaConfig, NatsConfig};
 use lastgasp::metrics::Metrics;
 use lastgasp::notify::infera::Infera;
-use lastgasp::notify::{NoticeKind, Notifier, Told};
+use lastgasp::notify::{BridgeReport, NotificationKind, Notifier};
 use lastgasp_protocol::CauseKind;
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::process::GIVE_UP;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use crate::notices::{self, name};
+use crate::notifications::{self, name};
 use crate::standin::{cancel_subject, request_subject};
 
 /// A running sink that watches some workers.
@@ -21,7 +21,7 @@ pub(crate) struct Sink {
     pub(crate) notifier: Notifier,
     pub(crate) metrics: Metrics,
     pub(crate) client: async_nats::Client,
-    told: mpsc::UnboundedReceiver<Told>,
+    told: mpsc::UnboundedReceiver<BridgeReport>,
     pub(crate) nats: Nats,
     _folder: TempDir,
 }
@@ -98,7 +98,7 @@ impl Sink {
 
     /// These workers are lost for one cause; what was done about them.
     pub(crate) async fn lose(&mut self, workers: &[&str], kind: CauseKind) -> Vec<String> {
-        assert_eq!(self.notifier.lost(&notices::lost(workers, kind)), 1);
+        assert_eq!(self.notifier.lost(&notifications::lost(workers, kind)), 1);
         let mut done = Vec::new();
         for _ in workers {
             done.push(self.done().await);
@@ -108,12 +108,12 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        notices::done(&mut self.told).await
+        notifications::done(&mut self.told).await
     }
 
     /// A record of the worker stands.
-    pub(crate) fn listed(&mut self, worker: &str, event: NoticeKind, epoch: u64) {
-        self.notifier.tell(notices::listed(worker, event, epoch));
+    pub(crate) fn listed(&mut self, worker: &str, event: NotificationKind, epoch: u64) {
+        self.notifier.tell(notifications::listed(worker, event, epoch));
     }
 
     pub(crate) fn lost(&self, kind: &str) -> u64 {

@@ -42,12 +42,12 @@ fn an_exec_of_nobodys_process_is_told_while_it_is_asked_for() {
     assert_eq!(exec(&mut kernel).1, [], "nobody has asked");
 
     // Everybody else who calls exec on this machine counts, too.
-    kernel.probes.tell_strangers(u16::MAX).expect("root may");
+    kernel.programs.tell_strangers(u16::MAX).expect("root may");
     let (victim, told) = exec(&mut kernel);
     let told = told.last().expect("it was asked for");
     assert_eq!((told.slot, told.start_ticks(), told.comm()), (NO_SLOT, victim.start_ticks, b"victim".as_slice()));
 
-    assert_ne!(kernel.probes.tell_strangers(0).expect("root may"), 0, "some were left");
+    assert_ne!(kernel.programs.tell_strangers(0).expect("root may"), 0, "some were left");
     assert_eq!(exec(&mut kernel).1, [], "no more of them");
 }
 
@@ -55,7 +55,7 @@ fn an_exec_of_nobodys_process_is_told_while_it_is_asked_for() {
 fn a_storm_of_execs_makes_as_many_events_as_were_asked_for() {
     const ASKED: u16 = 5;
     let mut kernel = Kernel::load();
-    kernel.probes.tell_strangers(ASKED).expect("root may");
+    kernel.programs.tell_strangers(ASKED).expect("root may");
     for _ in 0..50 {
         assert!(Command::new("true").status().expect("every system has it").success());
     }
@@ -63,5 +63,5 @@ fn a_storm_of_execs_makes_as_many_events_as_were_asked_for() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let told = told.count();
     assert!((usize::from(ASKED)..=usize::from(ASKED) * cpus).contains(&told), "{told}");
-    assert_eq!(kernel.probes.tell_strangers(0).expect("root may"), 0, "none is left");
+    assert_eq!(kernel.programs.tell_strangers(0).expect("root may"), 0, "none is left");
 }

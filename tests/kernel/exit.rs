@@ -19,7 +19,7 @@ fn threads_exit_together(kernel: &mut Kernel) {
         assert_eq!(exits.len(), 1, "{exits:#?}");
         assert_eq!(exits[0].slot, SLOT);
         assert_eq!(exits[0].start_ticks(), victim.start_ticks);
-        assert_eq!(kernel.probes.watched(victim.tgid), None, "an exit ends the watch");
+        assert_eq!(kernel.programs.watched(victim.tgid), None, "an exit ends the watch");
     }
 }
 
@@ -101,15 +101,15 @@ fn a_watch_on_a_predecessor_does_not_match() {
     let mut kernel = Kernel::load();
     let mut victim = Victim::start(&["threads", "2"]);
     let predecessor = victim.start_ticks - 1;
-    kernel.probes.watch(victim.tgid, SLOT, predecessor).expect("there is room");
+    kernel.programs.watch(victim.tgid, SLOT, predecessor).expect("there is room");
     victim.kill(Signal::SIGKILL);
     victim.wait();
     assert_eq!(kernel.seen(), []);
 
     // And only that incarnation can be unwatched.
-    kernel.probes.unwatch(victim.tgid, victim.start_ticks).expect("permitted");
-    assert!(kernel.probes.watched(victim.tgid).is_some());
-    kernel.probes.unwatch(victim.tgid, predecessor).expect("permitted");
-    assert_eq!(kernel.probes.watched(victim.tgid), None);
-    kernel.probes.unwatch(victim.tgid, predecessor).expect("unknown ones are no error");
+    kernel.programs.unwatch(victim.tgid, victim.start_ticks).expect("permitted");
+    assert!(kernel.programs.watched(victim.tgid).is_some());
+    kernel.programs.unwatch(victim.tgid, predecessor).expect("permitted");
+    assert_eq!(kernel.programs.watched(victim.tgid), None);
+    kernel.programs.unwatch(victim.tgid, predecessor).expect("unknown ones are no error");
 }

@@ -25,7 +25,7 @@ fn a_child_is_watched_before_it_runs() {
         assert_eq!(kinds.first(), Some(&Some(EventKind::Fork)));
         assert_eq!(kinds.last(), Some(&Some(EventKind::Exit)));
     }
-    assert_eq!(kernel.probes.watched_processes().map(|(tgid, _)| tgid).collect::<Vec<_>>(), [parent.tgid]);
+    assert_eq!(kernel.programs.watched_processes().map(|(tgid, _)| tgid).collect::<Vec<_>>(), [parent.tgid]);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use lastgasp::sensors::ebpf::{Events, LoadOptions, Probes};
-use lastgasp::sensors::kmsg::{Kmsg, Told};
+use lastgasp::sensors::ebpf::{Events, KernelPrograms, LoadOptions};
+use lastgasp::sensors::kmsg::{Kmsg, LogEntry};
 use lastgasp_ebpf::{Event, EventKind};
 use nix::{
     sys::signal::{Signal, kill},
@@ -26,7 +26,7 @@ pub(crate) const SLOT: u32 = 7;
 /// The kernel's side: programs that are loaded and the events they sent.
 pub(crate) struct Kernel {
     runtime: Runtime,
-    pub(crate) probes: Probes,
+    pub(crate) programs: KernelPrograms,
     events: Events,
     seen: Vec<Event>,
 }
@@ -37,17 +37,17 @@ impl Kernel {
     }
 
     pub(crate) fn load_with(options: &LoadOptions) -> Self {
-        let (probes, ring) = Probes::load(options).unwrap_or_else(|error| panic!("{error}: run as root"));
+        let (programs, ring) = KernelPrograms::load(options).unwrap_or_else(|error| panic!("{error}: run as root"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let events = {
             let _inside = runtime.enter();
             Events::new(ring).expect("a ring can be polled")
         };
-        Self { runtime, probes, events, seen: Vec::new() }
+        Self { runtime, programs, events, seen: Vec::new() }
     }
 
     /// Follows the kernel's log until `tell` has heard enough.
-    pub(crate) fn follow(&self, log: Kmsg, tell: impl FnMut(Told) -> bool) {
+    pub(crate) fn follow(&self, log: Kmsg, tell: impl FnMut(LogEntry) -> bool) {
         self.runtime.block_on(async {
             let followed = tokio::time::timeout(GIVE_UP, log.follow(tell)).await;
             followed.expect("it is told").expect("the log can be read");
@@ -55,7 +55,7 @@ impl Kernel {
     }
 
     pub(crate) fn watch(&mut self, victim: &Victim) {
-        self.probes.watch(victim.tgid, SLOT, victim.start_ticks).expect("there is room");
+        self.programs.watch(victim.tgid, SLOT, victim.start_ticks).expect("there is room");
     }
 
     /// Everything seen so far, of every kind, also what is still in the ring.

@@ -3,7 +3,7 @@
 
 use lastgasp::core::GpuPolicy;
 use lastgasp::sensors::gpus::PciAddress;
-use lastgasp::sensors::kmsg::{Facilities, Fact, KMSG, Kmsg, Told};
+use lastgasp::sensors::kmsg::{Facilities, Fact, KMSG, Kmsg, LogEntry};
 
 fn write(line: &str) {
     // With its end, or the next one might be taken for a part of it.
@@ -17,7 +17,7 @@ fn own_pid() -> u32 {
 }
 
 /// The first thing told that names this process.
-fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> Told {
+fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> LogEntry {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let log = Kmsg::open(facilities).expect("root may read it");
@@ -26,7 +26,7 @@ fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> Told {
         }
         let mut first = None;
         let followed = log.follow(|told| {
-            let is_it = matches!(&told, Told::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
+            let is_it = matches!(&told, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
             if is_it {
                 first = Some(told);
             }
@@ -49,7 +49,7 @@ fn an_xid_is_read_from_the_log_and_what_was_logged_before_is_not() {
     let told = told_of(pid, Facilities::Any, &lines);
     let fault = "xid 79 (GPU has fallen off the bus) PCI:0000:3b:00".to_owned();
     let gpu = PciAddress::parse("0000:3b:00.0");
-    assert_eq!(told, Told::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid), gpu }));
+    assert_eq!(told, LogEntry::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid), gpu }));
 }
 
 /// Whatever facility a process asks for, the kernel does not let it be its own.
@@ -61,7 +61,8 @@ fn nobody_can_speak_for_the_kernel() {
         let any = Kmsg::open(Facilities::Any).expect("root may read it");
         let kernel = Kmsg::open(Facilities::Kernel).expect("root may read it");
         write(&format!("<0>NVRM: Xid (PCI:0000:00:01): 95, pid={pid}, name=x, a lie"));
-        let is_it = |told: &Told| matches!(told, Told::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
+        let is_it =
+            |told: &LogEntry| matches!(told, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
         // Once the one that believes everything has told it, the other has passed it over.
         tokio::select! {
             biased;

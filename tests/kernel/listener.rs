@@ -19,7 +19,7 @@ fn a_living_process_closes_its_port() {
     let mut victim = Victim::start(&["listen"]);
     let port: u16 = victim.said.parse().expect("a port");
     let netns = netns(victim.tgid);
-    kernel.probes.watch_port(netns, port, PORT_SLOT).expect("there is room");
+    kernel.programs.watch_port(netns, port, PORT_SLOT).expect("there is room");
     victim.go();
     assert_eq!(victim.read(), "closed");
     let closed = kernel.wait_for("closed port", is_close_of(port.into()));
@@ -33,7 +33,7 @@ fn a_dying_process_closes_its_port() {
     let mut kernel = Kernel::load();
     let mut victim = Victim::start(&["listen"]);
     let port: u16 = victim.said.parse().expect("a port");
-    kernel.probes.watch_port(netns(victim.tgid), port, PORT_SLOT).expect("there is room");
+    kernel.programs.watch_port(netns(victim.tgid), port, PORT_SLOT).expect("there is room");
     victim.kill(Signal::SIGKILL);
     victim.wait();
     let closed = kernel.wait_for("closed port", is_close_of(port.into()));
@@ -60,7 +60,7 @@ fn a_port_is_watched_in_its_network_namespace_only() {
     let mut here = Victim::start(&["listen"]);
     let port: u16 = here.said.parse().expect("a port");
     let mut elsewhere = Victim::start(&["listen-elsewhere", &port.to_string()]);
-    kernel.probes.watch_port(netns(elsewhere.tgid), port, PORT_SLOT).expect("there is room");
+    kernel.programs.watch_port(netns(elsewhere.tgid), port, PORT_SLOT).expect("there is room");
 
     here.go();
     assert_eq!(here.read(), "closed");
@@ -78,9 +78,9 @@ fn a_port_that_is_no_longer_watched_is_silent() {
     let mut victim = Victim::start(&["listen"]);
     let port: u16 = victim.said.parse().expect("a port");
     let netns = netns(victim.tgid);
-    kernel.probes.watch_port(netns, port, PORT_SLOT).expect("there is room");
-    kernel.probes.unwatch_port(netns, port).expect("permitted");
-    kernel.probes.unwatch_port(netns, port).expect("unknown ones are no error");
+    kernel.programs.watch_port(netns, port, PORT_SLOT).expect("there is room");
+    kernel.programs.unwatch_port(netns, port).expect("permitted");
+    kernel.programs.unwatch_port(netns, port).expect("unknown ones are no error");
     victim.go();
     assert_eq!(victim.read(), "closed");
     assert_eq!(kernel.seen(), []);

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use lastgasp::sensors::ebpf::{EbpfError, LoadOptions, OffReason, Probe, ProbeState, Probes};
+use lastgasp::sensors::ebpf::{EbpfError, KernelProgram, KernelPrograms, LoadOptions, OffReason, ProgramState};
 use lastgasp_ebpf::EventKind;
 use nix::sys::signal::Signal;
 
@@ -11,18 +11,18 @@ use crate::harness::{Kernel, Victim};
 #[test]
 fn every_probe_is_on() {
     let kernel = Kernel::load();
-    for (probe, state) in kernel.probes.states() {
-        assert_eq!(*state, ProbeState::On, "{probe}");
+    for (program, state) in kernel.programs.states() {
+        assert_eq!(*state, ProgramState::On, "{program}");
     }
 }
 
 #[test]
 fn a_probe_that_is_off_leaves_the_others_on() {
-    let options = LoadOptions { disabled: vec![Probe::SignalDeliver], ..LoadOptions::default() };
+    let options = LoadOptions { disabled: vec![KernelProgram::SignalDeliver], ..LoadOptions::default() };
     let mut kernel = Kernel::load_with(&options);
-    let off = (Probe::SignalDeliver, ProbeState::Off(OffReason::Disabled));
-    assert!(kernel.probes.states().contains(&off));
-    assert!(!kernel.probes.is_on(Probe::SignalDeliver) && kernel.probes.is_on(Probe::Exit));
+    let off = (KernelProgram::SignalDeliver, ProgramState::Off(OffReason::Disabled));
+    assert!(kernel.programs.states().contains(&off));
+    assert!(!kernel.programs.is_on(KernelProgram::SignalDeliver) && kernel.programs.is_on(KernelProgram::Exit));
 
     let mut victim = Victim::start(&["exit", "0"]);
     kernel.watch(&victim);
@@ -34,9 +34,9 @@ fn a_probe_that_is_off_leaves_the_others_on() {
 
 #[test]
 fn with_every_probe_off_nothing_is_loaded() {
-    let options = LoadOptions { disabled: Probe::ALL.into(), ..LoadOptions::default() };
-    match Probes::load(&options) {
-        Err(EbpfError::NoProbe(probes)) => assert_eq!(probes.len(), Probe::ALL.len()),
+    let options = LoadOptions { disabled: KernelProgram::ALL.into(), ..LoadOptions::default() };
+    match KernelPrograms::load(&options) {
+        Err(EbpfError::NoProgram(programs)) => assert_eq!(programs.len(), KernelProgram::ALL.len()),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("something was attached"),
     }
@@ -46,8 +46,8 @@ fn with_every_probe_off_nothing_is_loaded() {
 #[test]
 #[ignore = "run by the stories about privilege"]
 fn load_as_nobody() {
-    match Probes::load(&LoadOptions::default()) {
-        Ok((probes, _ring)) => println!("\nloaded {:?}", probes.states().iter().all(|(_, state)| state.is_on())),
+    match KernelPrograms::load(&LoadOptions::default()) {
+        Ok((programs, _ring)) => println!("\nloaded {:?}", programs.states().iter().all(|(_, state)| state.is_on())),
         Err(error) => println!("\nrefused {}: {error}", error.as_str()),
     }
 }

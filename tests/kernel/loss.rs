@@ -1,6 +1,6 @@
 //! What does not fit into the ring is counted.
 
-use lastgasp::sensors::ebpf::{LoadOptions, Probe};
+use lastgasp::sensors::ebpf::{KernelProgram, LoadOptions};
 use lastgasp_ebpf::EventKind;
 
 use crate::harness::{Kernel, Victim};
@@ -8,7 +8,7 @@ use crate::harness::{Kernel, Victim};
 #[test]
 fn received_and_dropped_are_all_there_were() {
     const CHILDREN: u64 = 200;
-    let disabled = Probe::ALL.into_iter().filter(|probe| *probe != Probe::Fork).collect();
+    let disabled = KernelProgram::ALL.into_iter().filter(|program| *program != KernelProgram::Fork).collect();
     // One page, the smallest ring there is: room for about 30 events.
     let options = LoadOptions { disabled, ring_bytes: Some(4096), ..LoadOptions::default() };
     let mut kernel = Kernel::load_with(&options);
@@ -17,15 +17,15 @@ fn received_and_dropped_are_all_there_were() {
     victim.go();
     assert_eq!(victim.read(), "done");
 
-    let dropped = |kernel: &Kernel| kernel.probes.dropped().expect("permitted");
+    let dropped = |kernel: &Kernel| kernel.programs.dropped().expect("permitted");
     let lost: u64 = dropped(&kernel).iter().map(|(_, count)| count).sum();
     let lost_forks = dropped(&kernel)[EventKind::Fork as usize];
-    assert_eq!(lost_forks, (EventKind::Fork, lost), "only this probe is on");
+    assert_eq!(lost_forks, (EventKind::Fork, lost), "only this program is on");
     assert!(lost > 0, "nobody read while {CHILDREN} events came");
     assert_eq!(kernel.seen().len() as u64 + lost, CHILDREN);
 
     // Once there is room, nothing more is lost.
-    kernel.probes.unwatch(victim.tgid, victim.start_ticks).expect("permitted");
+    kernel.programs.unwatch(victim.tgid, victim.start_ticks).expect("permitted");
     let mut another = Victim::start(&["fork"]);
     kernel.watch(&another);
     another.go();

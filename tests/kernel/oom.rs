@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lastgasp::sensors::kmsg::{Facilities, Fact, Kmsg, OomScope, Told};
+use lastgasp::sensors::kmsg::{Facilities, Fact, Kmsg, LogEntry, OomScope};
 use lastgasp_ebpf::{EventFlags, EventKind};
 use nix::sys::signal::Signal;
 
@@ -62,7 +62,7 @@ fn a_process_killed_for_memory_is_named() {
     let mut scope = None;
     kernel.follow(log, |told| {
         match told {
-            Told::Fact(Fact::OomKill { tid, scope: told }) if tid == victim.tgid => scope = Some(told),
+            LogEntry::Fact(Fact::OomKill { tid, scope: told }) if tid == victim.tgid => scope = Some(told),
             _ => {}
         }
         scope.is_none()

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
-use lastgasp::sensors::ebpf::Probe;
+use lastgasp::sensors::ebpf::KernelProgram;
 use lastgasp_ebpf::{Event, EventFlags, EventKind, RESET_WINDOW};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -15,7 +15,7 @@ const PORT_SLOT: u32 = 21;
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn watch(kernel: &mut Kernel, port: u16) {
-    kernel.probes.watch_port(netns(std::process::id()), port, PORT_SLOT).expect("there is room");
+    kernel.programs.watch_port(netns(std::process::id()), port, PORT_SLOT).expect("there is room");
 }
 
 fn wait(kernel: &mut Kernel, kind: EventKind) -> Event {
@@ -29,7 +29,7 @@ fn peer(event: &Event) -> SocketAddr {
 /// The kernel's reason, for kernels that give one.
 fn assert_reason(kernel: &Kernel, event: &Event, expected: &[&str]) {
     if event.flags.contains(EventFlags::REASON_KNOWN) {
-        let reason = kernel.probes.reset_reason(event.reason).unwrap_or("a number without a name");
+        let reason = kernel.programs.reset_reason(event.reason).unwrap_or("a number without a name");
         assert!(expected.contains(&reason), "{reason}");
     }
 }
@@ -87,7 +87,7 @@ fn nobody_listens(address: IpAddr) {
     let told =
         |kernel: &mut Kernel| kernel.seen().iter().find(|event| event.kind() == Some(EventKind::TcpResetSent)).copied();
     let Some(reset) = told(&mut kernel) else {
-        assert!(!kernel.probes.gives_reset_reasons(), "this kernel tells of a reset without a socket");
+        assert!(!kernel.programs.gives_reset_reasons(), "this kernel tells of a reset without a socket");
         return;
     };
     assert_eq!((reset.slot, reset.port), (PORT_SLOT, bound.port().into()));
@@ -154,7 +154,7 @@ fn data_for_a_connection_that_is_over_is_answered_by_a_reset() {
     client.write_all(b"hello?").expect("the socket is half open");
     let told = until_told(&mut kernel);
     let Some(reset) = told else {
-        assert!(!kernel.probes.gives_reset_reasons(), "this kernel tells of mini-sockets");
+        assert!(!kernel.programs.gives_reset_reasons(), "this kernel tells of mini-sockets");
         return;
     };
     assert_eq!((reset.slot, reset.port), (PORT_SLOT, port.into()));
@@ -205,5 +205,5 @@ fn thousands_of_resets_are_few_events_and_all_are_counted() {
     let windows = begin.elapsed().as_nanos() as u64 / RESET_WINDOW + 1;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     assert!(resets.len() as u64 <= windows * cpus, "{} events in {windows} windows", resets.len());
-    assert!(kernel.probes.is_on(Probe::TcpResetReceived));
+    assert!(kernel.programs.is_on(KernelProgram::TcpResetReceived));
 }

@@ -62,7 +62,7 @@ fn a_signal_without_siginfo_comes_from_who_runs() {
     let mut parent = Victim::start(&["death-signal"]);
     let child: u32 = parent.said.parse().expect("a pid");
     let ticks = start_ticks(child).expect("it waits");
-    kernel.probes.watch(child, SLOT, ticks).expect("there is room");
+    kernel.programs.watch(child, SLOT, ticks).expect("there is room");
     parent.kill(Signal::SIGKILL);
     parent.wait();
     let sent = sent(&mut kernel, child, Signal::SIGTERM);
@@ -94,12 +94,12 @@ fn what_is_ignored_or_only_stops_a_while_is_told_apart() {
 fn signals_alone_are_told_of_a_supervisor() {
     let mut kernel = Kernel::load();
     let mut supervisor = Victim::start(&["sigwait-term"]);
-    kernel.probes.watch_signals(supervisor.tgid, SLOT, supervisor.start_ticks).expect("there is room");
+    kernel.programs.watch_signals(supervisor.tgid, SLOT, supervisor.start_ticks).expect("there is room");
     supervisor.kill(Signal::SIGTERM);
     let sent = sent(&mut kernel, supervisor.tgid, Signal::SIGTERM);
     assert_eq!((sent.slot, sent.flags), (SLOT, EventFlags::default()));
     let child = supervisor.read_number("child ");
     supervisor.wait();
     assert_eq!(kernel.seen().len(), 1, "neither its child nor its exit");
-    assert_eq!(kernel.probes.watched(child), None);
+    assert_eq!(kernel.programs.watched(child), None);
 }

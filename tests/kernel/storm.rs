@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lastgasp::sensors::ebpf::{LoadOptions, Probe};
+use lastgasp::sensors::ebpf::{KernelProgram, LoadOptions};
 use lastgasp_ebpf::EventKind;
 use nix::sys::signal::{Signal, killpg};
 use nix::time::{ClockId, clock_gettime};
@@ -22,7 +22,7 @@ fn five_hundred_and_twelve_die_at_once_amid_a_storm() {
     let mut watched = HashMap::new();
     for pid in &pids {
         let ticks = start_ticks(*pid).expect("it sleeps");
-        kernel.probes.watch(*pid, SLOT, ticks).expect("there is room");
+        kernel.programs.watch(*pid, SLOT, ticks).expect("there is room");
         watched.insert(*pid, ticks);
     }
     let mut storm = Victim::start(&["storm", "4"]);
@@ -50,9 +50,9 @@ fn five_hundred_and_twelve_die_at_once_amid_a_storm() {
     assert!(exits.values().all(|count| *count == 1), "none twice");
     let others = kernel.seen().iter().filter(|event| !watched.contains_key(&event.tgid)).count();
     assert_eq!(others, 0, "the storm is silent");
-    let dropped = kernel.probes.dropped().expect("permitted");
+    let dropped = kernel.programs.dropped().expect("permitted");
     assert!(dropped.iter().all(|(_, count)| *count == 0), "{dropped:?}");
-    assert_eq!(kernel.probes.watched_processes().count(), 0, "an exit ends the watch");
+    assert_eq!(kernel.programs.watched_processes().count(), 0, "an exit ends the watch");
     eprintln!("{PROCESSES} deaths among {rate:.0} unrelated exits a second");
 }
 
@@ -64,15 +64,15 @@ fn a_pid_that_is_used_again_is_another_process() {
     if !std::path::Path::new(LAST_PID).exists() {
         lastgasp_tests::skip!("this kernel has no {LAST_PID}");
     }
-    // Without this probe nothing ends the watch.
-    let options = LoadOptions { disabled: vec![Probe::Exit], ..LoadOptions::default() };
+    // Without this program nothing ends the watch.
+    let options = LoadOptions { disabled: vec![KernelProgram::Exit], ..LoadOptions::default() };
     let mut kernel = Kernel::load_with(&options);
     let mut first = Victim::start(&["threads", "1"]);
     kernel.watch(&first);
     first.kill(Signal::SIGKILL);
     first.wait();
     let seen = kernel.seen().len();
-    assert!(kernel.probes.watched(first.tgid).is_some());
+    assert!(kernel.programs.watched(first.tgid).is_some());
 
     // Start times are told apart by hundredths of a second.
     until("the clock has ticked", || {

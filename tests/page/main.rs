@@ -21,7 +21,7 @@ async fn a_death_is_seen_as_it_happens() {
         .await
         .unwrap();
     browser.until("document.querySelector('#deaths').textContent.includes('Nobody has died here')").await.unwrap();
-    browser.until("document.querySelectorAll('.probe').length > 5").await.unwrap();
+    browser.until("document.querySelectorAll('.program').length > 5").await.unwrap();
 
     // A router that the daemon does not know yet is not waited for.
     scene

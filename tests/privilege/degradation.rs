@@ -62,13 +62,13 @@ async fn with_the_btf_of_nothing() {
 
 async fn says_so_and_carries_on(scene: &Scene, daemon: &Daemon, reason: &str) {
     // Ready, to programs and to the orchestrator.
-    assert_eq!(daemon.ready.sensor, "pidfd");
+    assert_eq!(daemon.ready.death_source, "pidfd");
     let readyz = reqwest::get(format!("http://{}/readyz", daemon.ready.metrics)).await.unwrap();
     assert_eq!(readyz.status(), 200);
     // In status,
     let status = daemon.status().await.unwrap();
-    assert_eq!(status["sensor"], "pidfd");
-    assert!(status["sensor_reason"].as_str().unwrap().contains(reason), "{status:#}");
+    assert_eq!(status["death_source"], "pidfd");
+    assert!(status["death_source_reason"].as_str().unwrap().contains(reason), "{status:#}");
     let [degradation] = &status["degraded"].as_array().unwrap()[..] else { panic!("{status:#}") };
     assert_eq!(degradation["what"], "ebpf");
     assert!(degradation["cost"].as_str().unwrap().contains("pidfd"), "{degradation:#}");
@@ -81,8 +81,8 @@ async fn says_so_and_carries_on(scene: &Scene, daemon: &Daemon, reason: &str) {
     );
     // and as a metric.
     let metrics = daemon.metrics().await.unwrap();
-    assert_eq!(metric(&metrics, "lastgasp_sensor{sensor=\"pidfd\"}"), 1.0);
-    assert_eq!(metric(&metrics, "lastgasp_sensor{sensor=\"ebpf\"}"), 0.0);
+    assert_eq!(metric(&metrics, "lastgasp_death_source{source=\"pidfd\"}"), 1.0);
+    assert_eq!(metric(&metrics, "lastgasp_death_source{source=\"ebpf\"}"), 0.0);
 
     scene.kill_and_see_it_withdrawn().await;
     // To have less is not to lose something.
@@ -109,7 +109,7 @@ async fn unless_ebpf_is_required() {
 async fn with_a_ring_buffer_that_is_too_small() {
     let scene = Scene::new().await;
     let daemon = scene.daemon(scene.config("required").with_ring_bytes(4096)).await;
-    assert_eq!(daemon.ready.sensor, "ebpf");
+    assert_eq!(daemon.ready.death_source, "ebpf");
 
     assert!(daemon.process.identity.signal(Signal::SIGSTOP));
     for _ in 0..40 {

@@ -38,8 +38,8 @@ impl Said {
         finding.unwrap_or_else(|| panic!("no finding {name:?} in {:#}", self.report))
     }
 
-    fn verdict(&self, name: &str) -> &str {
-        self.finding(name)["verdict"].as_str().unwrap()
+    fn grade(&self, name: &str) -> &str {
+        self.finding(name)["grade"].as_str().unwrap()
     }
 
     fn detail(&self, name: &str) -> &str {
@@ -61,9 +61,9 @@ async fn all_is_fine_while_daemon_and_engine_run() {
     let daemon = Daemon::start(&config, scene.daemons.path()).await.unwrap();
     scene.listed().await;
     let said = Said::by_root(&config.write(scene.daemons.path()).unwrap()).await;
-    assert_eq!((said.code, said.report["verdict"] == "broken"), (0, false), "{:#}", said.report);
-    for name in ["btf", "probe exit", "without CAP_BPF", "pidfd", "server", "jetstream", "lastgasp_workers"] {
-        assert_eq!(said.verdict(name), "fine", "{:#}", said.finding(name));
+    assert_eq!((said.code, said.report["grade"] == "broken"), (0, false), "{:#}", said.report);
+    for name in ["btf", "program exit", "without CAP_BPF", "pidfd", "server", "jetstream", "lastgasp_workers"] {
+        assert_eq!(said.grade(name), "fine", "{:#}", said.finding(name));
     }
     assert!(said.detail("alpha process").contains(&scene.engine.process.identity.pid.to_string()));
     assert!(said.detail("alpha health").contains("serving"));
@@ -78,7 +78,7 @@ async fn nothing_is_made_in_nats() {
     let nats = Nats::start(folder.path()).await.unwrap();
     let config = DaemonConfig::new("node-a", &nats.url(), "auto", folder.path()).write(folder.path()).unwrap();
     let said = Said::by_root(&config).await;
-    assert_eq!(said.verdict("lastgasp_workers"), "note");
+    assert_eq!(said.grade("lastgasp_workers"), "note");
     assert!(said.detail("lastgasp_workers").contains("not there yet"));
     let context = async_nats::jetstream::new(nats.client().await.unwrap());
     assert_eq!(context.query_account().await.unwrap().streams, 0);
@@ -93,7 +93,7 @@ async fn a_bucket_of_another_shape_does_not_work() {
     context.create_key_value(old).await.unwrap();
     let config = DaemonConfig::new("node-a", &nats.url(), "auto", folder.path()).write(folder.path()).unwrap();
     let said = Said::by_root(&config).await;
-    assert_eq!((said.code, said.verdict("lastgasp_nodes")), (2, "broken"), "{:#}", said.report);
+    assert_eq!((said.code, said.grade("lastgasp_nodes")), (2, "broken"), "{:#}", said.report);
     assert!(said.finding("lastgasp_nodes")["fix"].as_str().unwrap().contains("lastgasp_nodes"));
 }
 
@@ -102,7 +102,7 @@ async fn without_nats_it_does_not_work() {
     let folder = tempfile::tempdir().unwrap();
     let config = DaemonConfig::new("node-a", "nats://127.0.0.1:1", "auto", folder.path()).write(folder.path());
     let said = Said::by_root(&config.unwrap()).await;
-    assert_eq!((said.code, said.verdict("server")), (2, "broken"), "{:#}", said.report);
+    assert_eq!((said.code, said.grade("server")), (2, "broken"), "{:#}", said.report);
 }
 
 #[tokio::test]
@@ -113,10 +113,10 @@ async fn anybody_may_ask_and_what_they_may_not_do_is_said() {
     user.give(scene.daemons.path()).unwrap();
     let file = config.write(scene.daemons.path()).unwrap();
     let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
-    assert_eq!((said.code, said.verdict("ebpf")), (1, "degraded"), "{:#}", said.report);
+    assert_eq!((said.code, said.grade("ebpf")), (1, "degraded"), "{:#}", said.report);
     assert!(said.detail("ebpf").contains("CAP_BPF"));
-    assert_eq!((said.verdict("CAP_BPF"), said.verdict("pidfd")), ("note", "fine"));
-    assert_eq!((said.verdict("alpha process"), said.verdict("alpha health")), ("fine", "fine"));
+    assert_eq!((said.grade("CAP_BPF"), said.grade("pidfd")), ("note", "fine"));
+    assert_eq!((said.grade("alpha process"), said.grade("alpha health")), ("fine", "fine"));
 }
 
 #[tokio::test]
@@ -126,17 +126,17 @@ async fn an_engine_that_cannot_be_found_or_does_not_serve_is_degraded() {
 
     scene.engine.control("health?status=not_serving").await.unwrap();
     let said = Said::by_root(&file).await;
-    assert_eq!((said.code, said.verdict("alpha health")), (1, "degraded"), "{:#}", said.report);
+    assert_eq!((said.code, said.grade("alpha health")), (1, "degraded"), "{:#}", said.report);
 
     // Its environment is not for everybody to read.
     let user = User::nobody(&["bpf", "perfmon"]);
     user.give(scene.daemons.path()).unwrap();
     let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
-    assert_eq!((said.code, said.verdict("alpha process")), (1, "degraded"), "{:#}", said.report);
+    assert_eq!((said.code, said.grade("alpha process")), (1, "degraded"), "{:#}", said.report);
     assert!(said.detail("alpha process").contains("CAP_SYS_PTRACE"), "{:#}", said.report);
     let user = User::nobody(&["bpf", "perfmon", "sys_ptrace", "dac_read_search"]);
     let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
-    assert_eq!(said.verdict("alpha process"), "fine", "{:#}", said.report);
+    assert_eq!(said.grade("alpha process"), "fine", "{:#}", said.report);
 }
 
 #[tokio::test]
@@ -145,11 +145,11 @@ async fn what_may_not_be_ended_is_said_before_it_has_to_be() {
     let mut config = short_drain(scene.config("auto").with_pid_of(&scene.engine));
     config.worker[0].on_lost = "reap".into();
     let file = config.write(scene.daemons.path()).unwrap();
-    for (capabilities, verdict) in [(&["bpf", "perfmon"][..], "degraded"), (&["bpf", "perfmon", "kill"], "fine")] {
+    for (capabilities, grade) in [(&["bpf", "perfmon"][..], "degraded"), (&["bpf", "perfmon", "kill"], "fine")] {
         let user = User::nobody(capabilities);
         user.give(scene.daemons.path()).unwrap();
         let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
-        assert_eq!(said.verdict("alpha on_lost"), verdict, "{:#}", said.report);
+        assert_eq!(said.grade("alpha on_lost"), grade, "{:#}", said.report);
     }
     assert!(scene.engine.process.identity.is_alive(), "it was only asked");
 }
@@ -167,13 +167,13 @@ async fn declarations_are_read_and_those_that_cannot_be_are_said() {
     let file = config.write(folder.path()).unwrap();
     let said = Said::by_root(&file).await;
     // Something on this machine may be guarded against root too.
-    assert_ne!(said.verdict("declarations"), "degraded", "{:#}", said.report);
+    assert_ne!(said.grade("declarations"), "degraded", "{:#}", said.report);
     let pid = engine.process.identity.pid.to_string();
     assert!(said.detail("doctored process").contains(&pid), "{:#}", said.report);
-    assert_eq!(said.verdict("doctored health"), "fine", "{:#}", said.report);
+    assert_eq!(said.grade("doctored health"), "fine", "{:#}", said.report);
 
     let user = User::nobody(&["sys_ptrace"]);
     user.give(folder.path()).unwrap();
     let said = Said::by(user.command(&binaries::find("lastgasp").unwrap()), &file).await;
-    assert_eq!(said.verdict("declarations"), "degraded", "{:#}", said.report);
+    assert_eq!(said.grade("declarations"), "degraded", "{:#}", said.report);
 }

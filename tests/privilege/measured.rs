@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use lastgasp::config::Find;
-use lastgasp::sensors::ebpf::{LoadOptions, Probes};
+use lastgasp::sensors::ebpf::{KernelPrograms, LoadOptions};
 use lastgasp::sensors::pidfd::PidFd;
 use lastgasp::sensors::proc::{self, find_root, listeners, tree};
 use lastgasp_tests::user::User;
@@ -45,7 +45,7 @@ const TRIED: [Trial; 11] = [
         listeners::listening(Some(target.tgid), target.port).unwrap_or(false)
     }),
     ("load and attach the kernel programs", |_| {
-        Probes::load(&LoadOptions::default())
+        KernelPrograms::load(&LoadOptions::default())
             .is_ok_and(|(probes, _)| probes.states().iter().all(|(_, state)| state.is_on()))
     }),
     ("tell its network namespace, to watch its listener", |target| proc::netns_inum(target.tgid).is_ok()),

@@ -34,7 +34,7 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// What the browser has said by itself.
 #[derive(Debug, Default)]
-struct Heard {
+struct Received {
     answers: HashMap<u64, oneshot::Sender<Value>>,
     complaints: Vec<String>,
     requests: Vec<String>,
@@ -44,7 +44,7 @@ struct Heard {
 #[derive(Debug)]
 pub struct Browser {
     socket: SplitSink<Socket, Message>,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<Received>>,
     next: u64,
     reading: tokio::task::JoinHandle<()>,
     _process: Process,
@@ -75,7 +75,7 @@ impl Browser {
         let address = address.ok_or_else(|| HarnessError::GaveUp(format!("chromium has no page: {targets}")))?;
         let (socket, _) = tokio_tungstenite::connect_async(address).await.map_err(gave_up)?;
         let (socket, mut messages) = socket.split();
-        let heard = Arc::new(Mutex::new(Heard::default()));
+        let heard = Arc::new(Mutex::new(Received::default()));
         let hearing = Arc::clone(&heard);
         let reading = tokio::spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
@@ -193,7 +193,7 @@ impl Drop for Browser {
     }
 }
 
-fn hear(heard: &mut Heard, mut message: Value) {
+fn hear(heard: &mut Received, mut message: Value) {
     if let Some(id) = message["id"].as_u64() {
         if let Some(answer) = heard.answers.remove(&id) {
             // An error says that nobody waits any more.

@@ -418,7 +418,7 @@ pub struct DaemonReady {
     /// Unix socket of its gRPC service.
     pub socket: PathBuf,
     /// `ebpf` or `pidfd`.
-    pub sensor: String,
+    pub death_source: String,
 }
 
 /// A running daemon.

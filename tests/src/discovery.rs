@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lastgasp_protocol::kv::{Bucket, Change, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Content};
 use lastgasp_protocol::{Certificate, DEATHS_STREAM, WORKERS_BUCKET, WorkerRecord, WorkerState};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -172,8 +172,8 @@ async fn follow(bucket: Bucket, seen: Arc<(Mutex<Vec<Seen>>, Notify)>) {
                 }
                 last = entry.revision;
                 let record = match &entry.value {
-                    Value::Put(value) => Some(WorkerRecord::parse(&entry.key, value).expect("a record")),
-                    Value::Deleted | Value::Expired => None,
+                    Content::Put(value) => Some(WorkerRecord::parse(&entry.key, value).expect("a record")),
+                    Content::Deleted | Content::Expired => None,
                 };
                 let worker = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
                 let change = Seen { at: Instant::now(), worker, revision: entry.revision, record };

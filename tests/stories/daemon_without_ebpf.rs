@@ -7,9 +7,9 @@ use crate::scene::{Scene, only_those_of_are_moved};
 #[tokio::test]
 async fn a_killed_engine_core_is_withdrawn_all_the_same() {
     let mut scene = Scene::with_ebpf("off", &["--frontend", "rust", "--rust-notice-ms", "3600000"]).await;
-    assert_eq!(scene.daemon.ready.sensor, "pidfd");
+    assert_eq!(scene.daemon.ready.death_source, "pidfd");
     let status = scene.daemon.status().await.unwrap();
-    assert_eq!(status["sensor"], "pidfd", "{status:#}");
+    assert_eq!(status["death_source"], "pidfd", "{status:#}");
     let asked = scene.ask_several().await;
 
     scene.engine("alpha").signal_core(Signal::SIGKILL);

@@ -112,7 +112,7 @@ async fn without_a_descriptor_for_any_process_the_dead_are_found_by_looking() {
     listed.finds_the_death_of_alpha_alone().await;
 
     matrix::row(
-        "The daemon has so few file descriptors (RLIMIT_NOFILE) that none is left for a pidfd, and no probes",
+        "The daemon has so few file descriptors (RLIMIT_NOFILE) that none is left for a pidfd, and no kernel programs",
         "critical processes are looked at every second; with still fewer it does not start",
         "the one that died was withdrawn, the other stayed",
     );

@@ -131,7 +131,7 @@ impl Node {
         let said = format!("declaration refused ({reason})");
         let is = |event: &Value| event["worker"] == worker && event["summary"].as_str().unwrap().starts_with(&said);
         let what = format!("the refusal of {worker}: {reason}");
-        self.daemon.event(&what, |event| event["event"] == "notice" && is(event)).await.unwrap();
+        self.daemon.event(&what, |event| event["event"] == "note" && is(event)).await.unwrap();
     }
 }
 

@@ -33,7 +33,7 @@ mod nats;
 mod nats_credentials;
 mod nats_down_at_the_death;
 mod nats_permissions;
-mod notices;
+mod notifications;
 mod observer;
 mod on_lost;
 mod operator_asks;

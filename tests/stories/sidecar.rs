@@ -81,7 +81,7 @@ async fn its_engine_is_lost_and_comes_back() {
     let asked = Asked::new(&router, &alpha.engine).await;
     let beta = Pod::new("beta", &[], &nats, &discovery).await;
     let status = alpha.sidecar.status().await.unwrap();
-    assert_eq!((status["sensor"].as_str(), status["node"].as_str()), (Some("pidfd"), Some("node-a/alpha-pod")));
+    assert_eq!((status["death_source"].as_str(), status["node"].as_str()), (Some("pidfd"), Some("node-a/alpha-pod")));
 
     alpha.engine.signal_core(Signal::SIGKILL);
 

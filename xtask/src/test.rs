@@ -56,7 +56,7 @@ const FILTERED: &str = "a filter was given";
 const SLOWEST: usize = 10;
 
 /// What became of a step.
-enum Verdict {
+enum TestResult {
     Passed,
     Failed,
     Skipped(&'static str),
@@ -64,24 +64,24 @@ enum Verdict {
 
 struct Step {
     name: &'static str,
-    verdict: Verdict,
+    verdict: TestResult,
     tally: Tally,
     took: Duration,
 }
 
 impl Step {
     /// One that ran no test.
-    fn without_tests(name: &'static str, verdict: Verdict) -> Self {
+    fn without_tests(name: &'static str, verdict: TestResult) -> Self {
         Self { name, verdict, tally: Tally::default(), took: Duration::ZERO }
     }
 
     fn counts(&self) -> Counts {
         match self.verdict {
-            Verdict::Passed => self.tally.counts(true),
-            Verdict::Failed => self.tally.counts(false),
+            TestResult::Passed => self.tally.counts(true),
+            TestResult::Failed => self.tally.counts(false),
             // Nobody asked for it.
-            Verdict::Skipped(FILTERED) => Counts::default(),
-            Verdict::Skipped(_) => Counts { skipped: 1, ..Counts::default() },
+            TestResult::Skipped(FILTERED) => Counts::default(),
+            TestResult::Skipped(_) => Counts { skipped: 1, ..Counts::default() },
         }
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let mut steps = Vec::new();
     if let Err(error) = run(arguments, &mut steps) {
         eprintln!("cargo xtask test: {error}");
-        steps.push(Step::without_tests("what the steps need", Verdict::Failed));
+        steps.push(Step::without_tests("what the steps need", TestResult::Failed));
     }
     println!("\n{}", summary(&steps));
     status(&steps)
@@ -121,7 +121,7 @@ fn run(arguments: &Arguments, steps: &mut Vec<Step>) -> Result<(), Box<dyn std::
     let mut bins = cargo("build");
     bins.args(["--bins", "-p", "lastgasp", "-p", "lastgasp-router", "-p", "lastgasp-tests"]);
     steps.push(step("build", &mut bins, None));
-    if matches!(steps.last(), Some(Step { verdict: Verdict::Failed, .. })) {
+    if matches!(steps.last(), Some(Step { verdict: TestResult::Failed, .. })) {
         return Ok(());
     }
 
@@ -294,18 +294,18 @@ fn timed_test() -> Command {
 fn step(name: &'static str, command: &mut Command, skip: Option<&'static str>) -> Step {
     if let Some(reason) = skip {
         eprintln!("==> {name}: SKIPPED, {reason}");
-        return Step::without_tests(name, Verdict::Skipped(reason));
+        return Step::without_tests(name, TestResult::Skipped(reason));
     }
     // As one would type it: without what only this summary needs.
     eprintln!("==> {name}\n    {}", tools::shown(command).replace(&format!(" --config {}", tools::quoted(TIMED)), ""));
     let begin = Instant::now();
     let mut tally = Tally::default();
     let verdict = match counted(command, &mut tally) {
-        Ok(true) => Verdict::Passed,
-        Ok(false) => Verdict::Failed,
+        Ok(true) => TestResult::Passed,
+        Ok(false) => TestResult::Failed,
         Err(error) => {
             eprintln!("    {error}");
-            Verdict::Failed
+            TestResult::Failed
         }
     };
     Step { name, verdict, tally, took: begin.elapsed() }
@@ -337,10 +337,10 @@ fn summary(steps: &[Step]) -> String {
     let mut all = Counts::default();
     for step in steps {
         let (word, why) = match step.verdict {
-            Verdict::Passed => ("passed", ""),
-            Verdict::Failed => ("FAILED", ""),
-            Verdict::Skipped(FILTERED) => ("left out", FILTERED),
-            Verdict::Skipped(why) => ("SKIPPED", why),
+            TestResult::Passed => ("passed", ""),
+            TestResult::Failed => ("FAILED", ""),
+            TestResult::Skipped(FILTERED) => ("left out", FILTERED),
+            TestResult::Skipped(why) => ("SKIPPED", why),
         };
         let Counts { passed, failed, skipped } = step.counts();
         all.passed += passed;
@@ -368,10 +368,10 @@ fn summary(steps: &[Step]) -> String {
 }
 
 fn status(steps: &[Step]) -> ExitCode {
-    let any = |is: fn(&Verdict) -> bool| steps.iter().any(|step| is(&step.verdict));
+    let any = |is: fn(&TestResult) -> bool| steps.iter().any(|step| is(&step.verdict));
     match (
-        any(|verdict| matches!(verdict, Verdict::Failed)),
-        any(|verdict| matches!(verdict, Verdict::Skipped(why) if *why != FILTERED)),
+        any(|verdict| matches!(verdict, TestResult::Failed)),
+        any(|verdict| matches!(verdict, TestResult::Skipped(why) if *why != FILTERED)),
     ) {
         (true, _) => ExitCode::FAILURE,
         (false, true) => ExitCode::from(3),

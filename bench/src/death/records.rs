@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use lastgasp_protocol::kv::{Bucket, Change, Expect, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Content, Expect};
 use lastgasp_tests::HarnessError;
 use lastgasp_tests::process::GIVE_UP;
 use serde_json::json;
@@ -51,7 +51,7 @@ impl Records {
             while let Some(Ok(change)) = changes.next().await {
                 let at = super::stage::monotonic_ns();
                 let Change::Entry(entry) = change else { continue };
-                let gone_ns = (!matches!(entry.value, Value::Put(_))).then_some(at);
+                let gone_ns = (!matches!(entry.value, Content::Put(_))).then_some(at);
                 let mut known = noted.lock().unwrap_or_else(PoisonError::into_inner);
                 known.insert(entry.key, Known { revision: entry.revision, gone_ns });
                 drop(known);

@@ -137,7 +137,7 @@ struct World {
     nodes: Vec<Node>,
     routers: Vec<Router>,
     ledgers: Arc<Ledgers>,
-    outcomes: mpsc::UnboundedSender<(lastgasp::core::WorkerId, lastgasp::effects::discovery::Outcome)>,
+    outcomes: mpsc::UnboundedSender<(lastgasp::core::WorkerId, lastgasp::effects::discovery::WriteOutcome)>,
     monitors: Monitors,
     certificates: u64,
     /// Leases are waited for.

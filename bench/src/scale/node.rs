@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use lastgasp::config::NatsConfig;
 use lastgasp::core::WorkerId;
-use lastgasp::effects::discovery::{Desired, LOOK, Ledger, Outcome, Present, Registrar};
+use lastgasp::effects::discovery::{Desired, LOOK, Ledger, Present, Registrar, WriteOutcome};
 use lastgasp::effects::lease::{self, LeaseEvent};
 use lastgasp::effects::nats::{self, Buckets};
 use lastgasp::effects::signals::{self, Signals};
-use lastgasp::effects::standing::Standing;
+use lastgasp::effects::troubles::Troubles;
 use lastgasp::metrics::Metrics;
 use lastgasp_protocol::kv::{Bucket, Change, backoff, jittered};
 use lastgasp_protocol::{
@@ -39,19 +39,19 @@ pub(super) struct Ledgers {
 
 impl Ledgers {
     /// Collects for as long as somebody reports.
-    pub(super) fn keep(mut outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>) -> Arc<Self> {
+    pub(super) fn keep(mut outcomes: mpsc::UnboundedReceiver<(WorkerId, WriteOutcome)>) -> Arc<Self> {
         let ledgers = Arc::new(Self::default());
         let kept = Arc::clone(&ledgers);
         tokio::spawn(async move {
             while let Some((worker, outcome)) = outcomes.recv().await {
                 let listed = match outcome {
-                    Outcome::Listed { .. } => true,
-                    Outcome::Withdrawn { .. } => false,
-                    Outcome::Failed { error, .. } => {
+                    WriteOutcome::Listed { .. } => true,
+                    WriteOutcome::Withdrawn { .. } => false,
+                    WriteOutcome::Failed { error, .. } => {
                         tracing::debug!(error, "tried again");
                         continue;
                     }
-                    Outcome::OutOfService { .. } | Outcome::WasDraining { .. } => continue,
+                    WriteOutcome::OutOfService { .. } | WriteOutcome::WasDraining { .. } => continue,
                 };
                 let mut known = kept.known.lock().unwrap_or_else(PoisonError::into_inner);
                 known.insert(worker, (Instant::now(), listed));
@@ -108,12 +108,12 @@ impl Node {
         index: u32,
         url: &str,
         replicas: usize,
-        outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
+        outcomes: mpsc::UnboundedSender<(WorkerId, WriteOutcome)>,
     ) -> Result<Self, HarnessError> {
         let name = Name::new(format!("node-{index:05}")).expect("letters and digits");
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| HarnessError::Nats(error);
         let config = NatsConfig { url: url.to_owned(), login: Default::default() };
-        let standing = Standing::default();
+        let standing = Troubles::default();
         let connected = nats::connect(&config, &name, standing.clone()).await;
         let (client, link) = connected.map_err(|error| failed(error.into()))?;
         let (opened_tx, mut opened) = watch::channel(None);

@@ -369,17 +369,17 @@ fn sever(settings: &mut Settings, table: &str) -> Option<SeverConfig> {
 }
 
 /// A problem with it was noted.
-struct Refused;
+struct RefusedSetting;
 
 /// The one way of several in which a table names a process, if it does.
-fn process(settings: &mut Settings, table: &str, ways: &[&str]) -> Result<Option<Find>, Refused> {
+fn process(settings: &mut Settings, table: &str, ways: &[&str]) -> Result<Option<Find>, RefusedSetting> {
     let at = |key: &str| format!("{table}.{key}");
     let given: Vec<&str> = ways.iter().copied().filter(|way| settings.is_set(&at(way))).collect();
     let short = table.rsplit_once('.').map_or(table, |(_, short)| short);
     if let [first, second, ..] = given[..] {
         let place = settings.place(&at(second));
         settings.refuse(place, &at(second), format!("is one way too many beside {short}.{first}; keep one"));
-        return Err(Refused);
+        return Err(RefusedSetting);
     }
     let Some(way) = given.first() else { return Ok(None) };
     let path = at(way);
@@ -400,7 +400,7 @@ fn process(settings: &mut Settings, table: &str, ways: &[&str]) -> Result<Option
             })
         }),
     };
-    found.map(Some).ok_or(Refused)
+    found.map(Some).ok_or(RefusedSetting)
 }
 
 fn health(settings: &mut Settings, section: &str, profile: &Profile) -> HealthConfig {

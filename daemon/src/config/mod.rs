@@ -31,7 +31,7 @@ use crate::core::HealthRole;
 pub use crate::core::OnNotServing;
 use crate::engines::Profile;
 pub use crate::engines::Service;
-use crate::notify::NoticeKind;
+use crate::notify::NotificationKind;
 
 /// All that can be set.
 #[derive(Debug, Clone)]
@@ -171,15 +171,15 @@ pub struct KubeletConfig {
     pub tls_ca: Option<PathBuf>,
 }
 
-/// One sink of notices.
+/// One sink of notifications.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotifyConfig {
     /// Kind and place in the list, as `webhook-0`: for logs and metrics.
     pub name: String,
-    /// Where notices go.
+    /// Where notifications go.
     pub kind: NotifyKind,
     /// Which ones.
-    pub on: Vec<NoticeKind>,
+    pub on: Vec<NotificationKind>,
     /// How long one try may take.
     pub timeout: Duration,
     /// How often it is tried, at least once.
@@ -190,7 +190,7 @@ pub struct NotifyConfig {
     pub queue: usize,
 }
 
-/// Where notices go.
+/// Where notifications go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotifyKind {
     /// A program and its arguments.
@@ -207,7 +207,7 @@ pub enum NotifyKind {
 pub struct WebhookConfig {
     /// `http://…` or `https://…`.
     pub url: String,
-    /// Sent with every notice.
+    /// Sent with every notification.
     pub headers: BTreeMap<String, String>,
     /// File with a bearer token.
     pub token_file: Option<PathBuf>,
@@ -230,7 +230,7 @@ pub struct InferaConfig {
     pub max_age: Duration,
     /// Requests to a worker that is lost are answered for it.
     pub stand_in: bool,
-    /// How many notices wait.
+    /// How many notifications wait.
     pub queue: usize,
 }
 
@@ -241,7 +241,7 @@ pub struct DynamoConfig {
     pub name: String,
     /// Where its discovery is.
     pub backend: DynamoBackend,
-    /// How many notices wait.
+    /// How many notifications wait.
     pub queue: usize,
 }
 

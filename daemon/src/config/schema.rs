@@ -1,7 +1,7 @@
 //! Every setting, once: its path, what it may be, its default, and what it is for. Unknown keys,
 //! wrong types, names of environment variables and the reference all come from this table.
 
-use crate::config::value::Kind::{self, *};
+use crate::config::value::SettingKind::{self, *};
 
 /// A setting.
 #[derive(Debug, Clone, Copy)]
@@ -9,7 +9,7 @@ pub struct Setting {
     /// Path in TOML; `[]` stands for the entries of a list: `worker[].health.grpc`.
     pub path: &'static str,
     /// What it may be.
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// Its default as it would stand in an environment variable, where there is a fixed one.
     pub default: Option<&'static str>,
     /// What it is for; where there is no fixed default, what happens without it.
@@ -41,27 +41,27 @@ pub const RESERVED: [&str; 15] = [
 
 /// Of etcd and of NATS: a companion's ties to discovery, which are not streams.
 const SPARE_PORTS: &str = "2379,4222";
-const ON_LOST: Kind = OneOf(&["none", "reap", "terminate-root", "kill-tree"]);
+const ON_LOST: SettingKind = OneOf(&["none", "reap", "terminate-root", "kill-tree"]);
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 
-const fn ms(min: u64, max: u64) -> Kind {
+const fn ms(min: u64, max: u64) -> SettingKind {
     Number { min, max, unit: " ms" }
 }
 
-const fn seconds(min: u64, max: u64) -> Kind {
+const fn seconds(min: u64, max: u64) -> SettingKind {
     Number { min, max, unit: " s" }
 }
 
-const fn count(min: u64, max: u64) -> Kind {
+const fn count(min: u64, max: u64) -> SettingKind {
     Number { min, max, unit: "" }
 }
 
-const fn fixed(path: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Setting {
+const fn fixed(path: &'static str, kind: SettingKind, default: &'static str, help: &'static str) -> Setting {
     Setting { path, kind, default: Some(default), help }
 }
 
-const fn open(path: &'static str, kind: Kind, help: &'static str) -> Setting {
+const fn open(path: &'static str, kind: SettingKind, help: &'static str) -> Setting {
     Setting { path, kind, default: None, help }
 }
 

@@ -9,7 +9,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use super::error::{Place, Problem, did_you_mean};
 use super::schema::{self, ENV_PREFIX, RESERVED, SCHEMA, Setting};
-use super::value::Value;
+use super::value::SettingValue;
 
 /// Entries of a list that are looked at; more than any node has GPUs.
 const MAX_INDEX: usize = 1024;
@@ -17,7 +17,7 @@ const MAX_INDEX: usize = 1024;
 /// What was given, and what was wrong with it.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    values: BTreeMap<String, (Value, Place)>,
+    values: BTreeMap<String, (SettingValue, Place)>,
     /// Tables and list entries that appeared: `worker[0]`, `worker[0].find`.
     tables: BTreeMap<String, Place>,
     /// Settings that were given and refused, so that they are not called missing too.
@@ -136,7 +136,7 @@ impl Settings {
         self.put(path.to_owned(), setting.kind.read_text(text), place);
     }
 
-    fn put(&mut self, path: String, value: Result<Value, String>, place: Place) {
+    fn put(&mut self, path: String, value: Result<SettingValue, String>, place: Place) {
         match value {
             Ok(value) => {
                 self.values.insert(path, (value, place));
@@ -195,7 +195,7 @@ impl Settings {
         self.values.contains_key(path) || self.refused.contains(path)
     }
 
-    fn value(&self, path: &str) -> Option<Value> {
+    fn value(&self, path: &str) -> Option<SettingValue> {
         if let Some((value, _)) = self.values.get(path) {
             return Some(value.clone());
         }
@@ -206,7 +206,7 @@ impl Settings {
     /// A text, its default, or `None`.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         match self.value(path)? {
-            Value::Text(text) => Some(text),
+            SettingValue::Text(text) => Some(text),
             other => unreachable!("{path} is {other:?}"),
         }
     }
@@ -214,20 +214,20 @@ impl Settings {
     /// A number, its default, or `None`.
     pub(super) fn number(&self, path: &str) -> Option<u64> {
         match self.value(path)? {
-            Value::Number(number) => Some(number),
+            SettingValue::Number(number) => Some(number),
             other => unreachable!("{path} is {other:?}"),
         }
     }
 
     /// A flag that has a default.
     pub(super) fn flag(&self, path: &str) -> bool {
-        matches!(self.value(path), Some(Value::Flag(true)))
+        matches!(self.value(path), Some(SettingValue::Flag(true)))
     }
 
     /// A list of numbers, empty by default.
     pub(super) fn numbers(&self, path: &str) -> Vec<u64> {
         match self.value(path) {
-            Some(Value::Numbers(numbers)) => numbers,
+            Some(SettingValue::Numbers(numbers)) => numbers,
             _ => Vec::new(),
         }
     }
@@ -235,7 +235,7 @@ impl Settings {
     /// A list, empty by default.
     pub(super) fn texts(&self, path: &str) -> Vec<String> {
         match self.value(path) {
-            Some(Value::Texts(texts)) => texts,
+            Some(SettingValue::Texts(texts)) => texts,
             _ => Vec::new(),
         }
     }
@@ -243,7 +243,7 @@ impl Settings {
     /// A table of texts, empty by default.
     pub(super) fn text_map(&self, path: &str) -> BTreeMap<String, String> {
         match self.value(path) {
-            Some(Value::TextMap(map)) => map,
+            Some(SettingValue::TextMap(map)) => map,
             _ => BTreeMap::new(),
         }
     }

@@ -9,7 +9,7 @@ use super::build::{millis, nats, needed, number, require, text};
 use super::schema::{SCHEMA, Setting};
 use super::settings::Settings;
 use super::{DynamoBackend, DynamoConfig, EtcdConfig, InferaConfig, NotifyConfig, NotifyKind, WebhookConfig};
-use crate::notify::NoticeKind;
+use crate::notify::NotificationKind;
 
 /// The settings of each kind, besides those of all; with a dot at the end, all of a table.
 const KINDS: [(&str, &[&str]); 4] = [
@@ -114,15 +114,15 @@ fn sink(settings: &mut Settings, index: usize, kind: &str) -> Option<NotifyConfi
     let what = if own == "url" { "where JSON is posted to" } else { "a program, as [\"/usr/local/bin/on-death\"]" };
     require(settings, &at(own), what);
     let on = settings.texts(&at("on")).into_iter().filter_map(|word| {
-        let known = NoticeKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+        let known = NotificationKind::ALL.into_iter().find(|kind| kind.as_str() == word);
         if known.is_none() {
             let place = settings.place(&at("on"));
-            let allowed = NoticeKind::ALL.map(NoticeKind::as_str).join(", ");
+            let allowed = NotificationKind::ALL.map(NotificationKind::as_str).join(", ");
             settings.refuse(place, &at("on"), format!("{word:?} is unknown; allowed: {allowed}"));
         }
         known
     });
-    let on: Vec<NoticeKind> = on.collect();
+    let on: Vec<NotificationKind> = on.collect();
     let headers = settings.text_map(&at("headers"));
     for (name, value) in &headers {
         if HeaderName::from_bytes(name.as_bytes()).is_err() || HeaderValue::from_str(value).is_err() {

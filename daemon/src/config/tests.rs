@@ -479,9 +479,9 @@ fn sinks_of_notices_have_what_their_kind_needs() {
     );
     let config = config(&text, &[]);
     let [exec, hook] = &config.notify[..] else { panic!("{:?}", config.notify) };
-    assert_eq!((exec.name.as_str(), &exec.on[..]), ("exec-0", &[NoticeKind::Withdrawn][..]));
+    assert_eq!((exec.name.as_str(), &exec.on[..]), ("exec-0", &[NotificationKind::Withdrawn][..]));
     assert_eq!(exec.kind, NotifyKind::Exec { command: vec!["/bin/on-death".into(), "-v".into()] });
-    assert_eq!((hook.name.as_str(), &hook.on[..], hook.attempts), ("webhook-1", &NoticeKind::ALL[..], 8));
+    assert_eq!((hook.name.as_str(), &hook.on[..], hook.attempts), ("webhook-1", &NotificationKind::ALL[..], 8));
 }
 
 #[test]

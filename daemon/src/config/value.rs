@@ -12,7 +12,7 @@ use crate::engines::{self, Pattern};
 
 /// What a setting may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     /// Any text that is not empty, or for a health service's name, any text.
     Text,
     /// A name in discovery.
@@ -61,7 +61,7 @@ pub enum Kind {
 
 /// A value of one of these kinds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+pub(super) enum SettingValue {
     Text(String),
     Number(u64),
     Flag(bool),
@@ -70,7 +70,7 @@ pub(super) enum Value {
     TextMap(BTreeMap<String, String>),
 }
 
-impl Kind {
+impl SettingKind {
     /// What is allowed, for people.
     #[must_use]
     pub fn allowed(self) -> String {
@@ -95,7 +95,7 @@ impl Kind {
     }
 
     /// Reads the text of an environment variable, a flag or a default.
-    pub(super) fn read_text(self, text: &str) -> Result<Value, String> {
+    pub(super) fn read_text(self, text: &str) -> Result<SettingValue, String> {
         let list = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
         match self {
             Self::Number { .. } => {
@@ -104,8 +104,8 @@ impl Kind {
                 self.in_range(number)
             }
             Self::Flag => match text.trim() {
-                "true" | "1" => Ok(Value::Flag(true)),
-                "false" | "0" => Ok(Value::Flag(false)),
+                "true" | "1" => Ok(SettingValue::Flag(true)),
+                "false" | "0" => Ok(SettingValue::Flag(false)),
                 _ => Err(self.refuse(&format!("{text:?} is neither true nor false"))),
             },
             Self::Numbers { .. } => {
@@ -113,7 +113,7 @@ impl Kind {
                     let number = part.parse().map_err(|_| self.refuse(&format!("{part:?} is not a whole number")))?;
                     self.bounded(number)
                 });
-                numbers.collect::<Result<_, _>>().map(Value::Numbers)
+                numbers.collect::<Result<_, _>>().map(SettingValue::Numbers)
             }
             Self::Texts | Self::Patterns => self.checked_list(list().map(str::to_owned).collect()),
             Self::TextMap => list()
@@ -122,13 +122,13 @@ impl Kind {
                     Ok((key.trim().to_owned(), value.trim().to_owned()))
                 })
                 .collect::<Result<_, String>>()
-                .map(Value::TextMap),
+                .map(SettingValue::TextMap),
             _ => self.checked_text(text),
         }
     }
 
     /// Reads a TOML value.
-    pub(super) fn read_toml(self, value: &DeValue<'_>) -> Result<Value, String> {
+    pub(super) fn read_toml(self, value: &DeValue<'_>) -> Result<SettingValue, String> {
         match (self, value) {
             (Self::Number { .. }, DeValue::Integer(number)) => {
                 let read = i128::from_str_radix(number.as_str(), number.radix());
@@ -142,9 +142,9 @@ impl Kind {
                     }
                     other => Err(self.refuse(&format!("holds {}", shown(other)))),
                 });
-                numbers.collect::<Result<_, _>>().map(Value::Numbers)
+                numbers.collect::<Result<_, _>>().map(SettingValue::Numbers)
             }
-            (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Flag, DeValue::Boolean(flag)) => Ok(SettingValue::Flag(*flag)),
             (Self::Texts | Self::Patterns, DeValue::Array(array)) => {
                 let texts = array.iter().map(|entry| match entry.get_ref() {
                     DeValue::String(text) => Ok(text.to_string()),
@@ -159,7 +159,7 @@ impl Kind {
                     other => Err(self.refuse(&format!("holds {}", shown(other)))),
                 })
                 .collect::<Result<_, String>>()
-                .map(Value::TextMap),
+                .map(SettingValue::TextMap),
             (
                 Self::Number { .. } | Self::Numbers { .. } | Self::Flag | Self::Texts | Self::Patterns | Self::TextMap,
                 other,
@@ -173,8 +173,8 @@ impl Kind {
         format!("{wrong}; allowed: {}", self.allowed())
     }
 
-    fn in_range(self, number: i128) -> Result<Value, String> {
-        self.bounded(number).map(Value::Number)
+    fn in_range(self, number: i128) -> Result<SettingValue, String> {
+        self.bounded(number).map(SettingValue::Number)
     }
 
     fn bounded(self, number: i128) -> Result<u64, String> {
@@ -187,7 +187,7 @@ impl Kind {
         }
     }
 
-    fn checked_list(self, texts: Vec<String>) -> Result<Value, String> {
+    fn checked_list(self, texts: Vec<String>) -> Result<SettingValue, String> {
         for text in &texts {
             if self == Self::Patterns
                 && let Err(error) = text.parse::<Pattern>()
@@ -198,10 +198,10 @@ impl Kind {
                 return Err(self.refuse("holds an empty text"));
             }
         }
-        Ok(Value::Texts(texts))
+        Ok(SettingValue::Texts(texts))
     }
 
-    fn checked_text(self, text: &str) -> Result<Value, String> {
+    fn checked_text(self, text: &str) -> Result<SettingValue, String> {
         match self {
             Self::Name => {
                 lastgasp_protocol::Name::new(text).map_err(|error| self.refuse(&format!("{text:?} {error}")))?;
@@ -232,7 +232,7 @@ impl Kind {
             Self::Path if text.is_empty() => return Err(self.refuse("is empty")),
             _ => {}
         }
-        Ok(Value::Text(text.to_owned()))
+        Ok(SettingValue::Text(text.to_owned()))
     }
 }
 

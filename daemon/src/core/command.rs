@@ -24,7 +24,7 @@ pub enum Command {
 
 /// Why nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum RefusedCommand {
     /// No process of it was found yet.
     #[error("no process of the worker found yet, so the worker is not listed")]
     NoProcess,
@@ -54,19 +54,21 @@ impl Worker {
         cause: Cause,
         now: Nanos,
         out: &mut Vec<Effect>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedCommand> {
         let window = self.policy.drain_window;
-        let life = self.life.as_mut().ok_or(Refused::NoProcess)?;
-        let over = |life: &Life| Refused::Over {
+        let life = self.life.as_mut().ok_or(RefusedCommand::NoProcess)?;
+        let over = |life: &Life| RefusedCommand::Over {
             state: life.state,
             cause: Box::new(life.cause.clone().unwrap_or_else(|| Cause::of(CauseKind::ProcessGone))),
         };
         match (command, life.state) {
-            (_, State::Starting) => return Err(Refused::Starting),
+            (_, State::Starting) => return Err(RefusedCommand::Starting),
             (_, State::Left) => return Err(over(life)),
             (_, State::Lost) if life.root_dead => return Err(over(life)),
             (Command::Undrain, State::Lost) if !life.out_of_service => return Err(over(life)),
-            (Command::Undrain, state @ (State::Serving | State::Unready)) => return Err(Refused::InService { state }),
+            (Command::Undrain, state @ (State::Serving | State::Unready)) => {
+                return Err(RefusedCommand::InService { state });
+            }
             (Command::Undrain, State::Draining | State::Lost) => self.undrain(now, out),
             (Command::Drain { .. }, State::Lost) => return Err(over(life)),
             // It was handed over already; it only stays away from now on.

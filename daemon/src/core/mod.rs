@@ -18,7 +18,7 @@ use lastgasp_protocol::{Cause, Incarnation};
 
 pub use brake::Held;
 use brake::{Brake, NodeBrake};
-pub use command::{Command, Refused};
+pub use command::{Command, RefusedCommand};
 pub use effect::{Effect, HeldBack, Listing, State, Timer};
 pub use evidence::{
     Addressee, Direction, Evidence, Exit, GpuPolicy, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId,
@@ -116,8 +116,8 @@ impl Core {
         command: Command,
         cause: Cause,
         now: Nanos,
-    ) -> Result<Vec<Effect>, Refused> {
-        let worker = self.workers.get_mut(&worker).ok_or(Refused::NoProcess)?;
+    ) -> Result<Vec<Effect>, RefusedCommand> {
+        let worker = self.workers.get_mut(&worker).ok_or(RefusedCommand::NoProcess)?;
         let mut out = Vec::new();
         worker.command(command, cause, now, &mut out)?;
         Ok(out)

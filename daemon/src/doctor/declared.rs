@@ -4,20 +4,20 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::{Area, Finding, Verdict, workers};
+use super::{Area, Finding, Grade, workers};
 use crate::config::Config;
 use crate::privileges;
 use crate::sensors::kubelet::Pods;
-use crate::sensors::proc::declare::{Claim, Declared, Refusal, Refused, Scanner};
+use crate::sensors::proc::declare::{Claim, Declared, Refusal, RefusedClaim, Scanner};
 use crate::sensors::proc::{self, find_root};
 
-fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
-    Finding::new(Area::Workers, name, verdict, detail)
+fn new(name: impl Into<String>, grade: Grade, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Workers, name, grade, detail)
 }
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     if !config.declare.enabled {
-        return vec![new("declarations", Verdict::Fine, "not looked for: declare.enabled is false")];
+        return vec![new("declarations", Grade::Fine, "not looked for: declare.enabled is false")];
     }
     let configured: HashSet<_> =
         config.workers.iter().filter_map(|worker| find_root(&worker.find).ok().flatten()).collect();
@@ -28,11 +28,11 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     let mut scanner = Scanner::new(&config.declare, pods);
     let claims = match scanner.look(&configured) {
         Ok(claims) => claims,
-        Err(error) => return vec![new("declarations", Verdict::Broken, format!("/proc cannot be read: {error}"))],
+        Err(error) => return vec![new("declarations", Grade::Broken, format!("/proc cannot be read: {error}"))],
     };
     let mut findings = vec![summary(claims.len(), scanner.hidden(), privileges::may_look_into_others())];
     findings.extend(
-        scanner.too_wide().iter().map(|wide| new("declare.cgroups", Verdict::Broken, wide.to_string()).fix(wide.fix())),
+        scanner.too_wide().iter().map(|wide| new("declare.cgroups", Grade::Broken, wide.to_string()).fix(wide.fix())),
     );
     findings.extend(join_all(claims.iter().map(claim)).await.into_iter().flatten());
     findings
@@ -43,10 +43,10 @@ fn summary(found: usize, hidden: usize, permitted: bool) -> Finding {
     let detail = format!("looked for; {found} found");
     let but = || format!("{detail}; the environment of {hidden} processes may not be read");
     match (hidden, permitted) {
-        (0, _) => new("declarations", Verdict::Fine, detail),
-        (_, true) => new("declarations", Verdict::Note, format!("{}, whatever the capabilities", but())),
+        (0, _) => new("declarations", Grade::Fine, detail),
+        (_, true) => new("declarations", Grade::Note, format!("{}, whatever the capabilities", but())),
         (_, false) => {
-            new("declarations", Verdict::Degraded, but()).fix("give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
+            new("declarations", Grade::Degraded, but()).fix("give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
         }
     }
 }
@@ -57,15 +57,15 @@ async fn claim(Claim { name, info, verdict, .. }: &Claim) -> Vec<Finding> {
         Ok(Declared { worker: config, place, .. }) => {
             let title = proc::comm(tgid).unwrap_or_default();
             let mut findings =
-                vec![new(format!("{name} process"), Verdict::Fine, format!("pid {tgid} ({title}) declares itself"))];
+                vec![new(format!("{name} process"), Grade::Fine, format!("pid {tgid} ({title}) declares itself"))];
             findings.extend(workers::of_process(config, Some(tgid), place.namespace.clone()).await);
             findings
         }
-        Err(Refused { refusal, detail, .. }) => {
+        Err(RefusedClaim { refusal, detail, .. }) => {
             let detail = format!("pid {tgid} declares itself; refused ({}): {detail}", refusal.as_str());
             // Who may not is a decision of the configuration, and no fault.
-            let verdict = if *refusal == Refusal::NotAllowed { Verdict::Note } else { Verdict::Degraded };
-            vec![new(format!("{name} process"), verdict, detail)]
+            let grade = if *refusal == Refusal::NotAllowed { Grade::Note } else { Grade::Degraded };
+            vec![new(format!("{name} process"), grade, detail)]
         }
     }
 }
@@ -76,11 +76,11 @@ mod tests {
 
     #[test]
     fn processes_that_cannot_be_looked_into_are_said() {
-        assert_eq!(summary(2, 0, false).verdict, Verdict::Fine);
+        assert_eq!(summary(2, 0, false).grade, Grade::Fine);
         // A security module guards it.
-        assert_eq!(summary(2, 1, true).verdict, Verdict::Note);
+        assert_eq!(summary(2, 1, true).grade, Grade::Note);
         let hidden = summary(0, 3, false);
-        assert_eq!(hidden.verdict, Verdict::Degraded);
+        assert_eq!(hidden.grade, Grade::Degraded);
         assert!(hidden.fix.unwrap().contains("CAP_DAC_READ_SEARCH"));
     }
 }

@@ -6,9 +6,9 @@
 mod daemon;
 mod declared;
 mod kernel;
+mod kernel_programs;
 mod nats;
 mod privileges;
-mod probes;
 mod render;
 mod workers;
 
@@ -22,7 +22,7 @@ pub use self::render::text;
 /// How bad a finding is. Later is worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum Grade {
     /// As it should be.
     Fine,
     /// Worth knowing, nothing more.
@@ -33,7 +33,7 @@ pub enum Verdict {
     Broken,
 }
 
-impl Verdict {
+impl Grade {
     /// As in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -90,7 +90,7 @@ pub struct Finding {
     /// What was looked at, as `btf` or `vllm-0 health`.
     pub name: String,
     /// How it is.
-    pub verdict: Verdict,
+    pub grade: Grade,
     /// What was seen, and what that costs.
     pub detail: String,
     /// What to do about it.
@@ -99,8 +99,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(area: Area, name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Self {
-        Self { area, name: name.into(), verdict, detail: detail.into(), fix: None }
+    fn new(area: Area, name: impl Into<String>, grade: Grade, detail: impl Into<String>) -> Self {
+        Self { area, name: name.into(), grade, detail: detail.into(), fix: None }
     }
 
     fn fix(self, fix: impl Into<String>) -> Self {
@@ -112,7 +112,7 @@ impl Finding {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The worst of the findings.
-    pub verdict: Verdict,
+    pub grade: Grade,
     /// In the order in which they were made.
     pub findings: Vec<Finding>,
 }
@@ -121,11 +121,11 @@ impl Report {
     fn of(mut findings: Vec<Finding>) -> Self {
         findings.extend(memory::stuck().into_iter().map(|stuck| {
             let name = format!("process {}", stuck.id.tgid);
-            Finding::new(Area::Workers, name, Verdict::Degraded, stuck.to_string())
+            Finding::new(Area::Workers, name, Grade::Degraded, stuck.to_string())
                 .fix("end it, or see what its threads wait for in /proc/PID/task/*/stack")
         }));
-        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine);
-        Self { verdict, findings }
+        let grade = findings.iter().map(|finding| finding.grade).max().unwrap_or(Grade::Fine);
+        Self { grade, findings }
     }
 
     /// As JSON, over several lines.
@@ -147,34 +147,34 @@ pub fn examine(config: Result<(Config, Vec<Problem>), ConfigError>) -> std::io::
             findings.extend(
                 warnings
                     .iter()
-                    .map(|warning| Finding::new(Area::Configuration, "warning", Verdict::Note, warning.to_string())),
+                    .map(|warning| Finding::new(Area::Configuration, "warning", Grade::Note, warning.to_string())),
             );
             let detail =
                 format!("node {}, mode {}, workers: {}", config.node, config.mode.as_str(), config.workers.len());
-            findings.push(Finding::new(Area::Configuration, "settings", Verdict::Fine, detail));
+            findings.push(Finding::new(Area::Configuration, "settings", Grade::Fine, detail));
             Some(config)
         }
         Err(ConfigError::Invalid(problems)) => {
             findings.extend(
                 problems
                     .iter()
-                    .map(|problem| Finding::new(Area::Configuration, "problem", Verdict::Broken, problem.to_string())),
+                    .map(|problem| Finding::new(Area::Configuration, "problem", Grade::Broken, problem.to_string())),
             );
             None
         }
         Err(error) => {
-            findings.push(Finding::new(Area::Configuration, "file", Verdict::Broken, error.to_string()));
+            findings.push(Finding::new(Area::Configuration, "file", Grade::Broken, error.to_string()));
             None
         }
     };
     let ebpf = config.as_ref().map(|config| &config.ebpf);
     findings.extend(kernel::examine(ebpf));
     findings.extend(privileges::examine());
-    findings.extend(probes::examine(ebpf));
+    findings.extend(kernel_programs::examine(ebpf));
     if let Some(config) = &config {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            findings.push(probes::pidfd());
+            findings.push(kernel_programs::pidfd());
             // Both mostly wait.
             let (nats, workers, declared) =
                 tokio::join!(nats::examine(config), workers::examine(config), declared::examine(config));
@@ -193,19 +193,19 @@ mod tests {
 
     #[test]
     fn the_worst_finding_is_the_verdict() {
-        let finding = |verdict| Finding::new(Area::Kernel, "x", verdict, "y");
-        let verdict = |verdicts: &[Verdict]| Report::of(verdicts.iter().copied().map(finding).collect()).verdict;
-        assert_eq!(verdict(&[]), Verdict::Fine);
-        assert_eq!(verdict(&[Verdict::Note, Verdict::Fine]), Verdict::Note);
-        assert_eq!(verdict(&[Verdict::Broken, Verdict::Degraded]), Verdict::Broken);
+        let finding = |grade| Finding::new(Area::Kernel, "x", grade, "y");
+        let grade = |grades: &[Grade]| Report::of(grades.iter().copied().map(finding).collect()).grade;
+        assert_eq!(grade(&[]), Grade::Fine);
+        assert_eq!(grade(&[Grade::Note, Grade::Fine]), Grade::Note);
+        assert_eq!(grade(&[Grade::Broken, Grade::Degraded]), Grade::Broken);
     }
 
     #[test]
     fn a_wrong_configuration_is_a_finding_and_the_kernel_is_looked_at_all_the_same() {
         let config = Config::read(None, [("LASTGASP_MODE".to_owned(), "maybe".to_owned())], &[]);
         let report = examine(config).unwrap();
-        assert_eq!(report.verdict, Verdict::Broken);
-        assert_eq!((report.findings[0].area, report.findings[0].verdict), (Area::Configuration, Verdict::Broken));
+        assert_eq!(report.grade, Grade::Broken);
+        assert_eq!((report.findings[0].area, report.findings[0].grade), (Area::Configuration, Grade::Broken));
         assert!(report.findings[0].detail.contains("mode"), "{report:?}");
         for area in [Area::Kernel, Area::Privileges, Area::Sensors] {
             assert!(report.findings.iter().any(|finding| finding.area == area), "{area:?}");

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use async_nats::jetstream::{self, context::ContextBuilder};
-use lastgasp_protocol::kv::{Bucket, OpenError, Value};
+use lastgasp_protocol::kv::{Bucket, Content, OpenError};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, NodeLease, ROUTERS_BUCKET, WORKERS_BUCKET};
 
-use super::{Area, Finding, Verdict};
+use super::{Area, Finding, Grade};
 use crate::config::{Config, Mode};
 use crate::core::ProcessId;
 use crate::effects::{lease, nats};
@@ -15,8 +15,8 @@ use crate::sensors::proc;
 /// How long each answer is awaited.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-fn new(name: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
-    Finding::new(Area::Nats, name, verdict, detail)
+fn new(name: impl Into<String>, grade: Grade, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Nats, name, grade, detail)
 }
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
@@ -26,7 +26,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         Ok(client) => client,
         Err(error) => {
             let detail = format!("{error}; nothing can be listed or withdrawn");
-            findings.push(new("server", Verdict::Broken, detail).fix("start it, or correct nats.url and the login"));
+            findings.push(new("server", Grade::Broken, detail).fix("start it, or correct nats.url and the login"));
             return findings;
         }
     };
@@ -36,11 +36,11 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     match context.query_account().await {
         Ok(account) => {
             let detail = format!("enabled; {} streams in this account", account.streams);
-            findings.push(new("jetstream", Verdict::Fine, detail));
+            findings.push(new("jetstream", Grade::Fine, detail));
         }
         Err(error) => {
             let fix = "start nats-server with --jetstream, and enable it for this account";
-            findings.push(new("jetstream", Verdict::Broken, format!("not usable: {error}")).fix(fix));
+            findings.push(new("jetstream", Grade::Broken, format!("not usable: {error}")).fix(fix));
             return findings;
         }
     }
@@ -59,16 +59,16 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
 /// there.
 fn login(config: &Config) -> Vec<Finding> {
     let warnings = config.nats.login.read().map(|read| read.warnings).unwrap_or_default();
-    warnings.into_iter().map(|warning| new("login", Verdict::Degraded, warning)).collect()
+    warnings.into_iter().map(|warning| new("login", Grade::Degraded, warning)).collect()
 }
 
 fn server(url: &str, version: &str, has_message_ttl: bool) -> Finding {
     let detail = format!("{url}: version {version}");
     if has_message_ttl {
-        new("server", Verdict::Fine, detail)
+        new("server", Grade::Fine, detail)
     } else {
         let detail = format!("{detail}, which has no per-message TTL: leases of dead nodes would never lapse");
-        new("server", Verdict::Broken, detail).fix("use nats-server 2.11 or later")
+        new("server", Grade::Broken, detail).fix("use nats-server 2.11 or later")
     }
 }
 
@@ -82,27 +82,27 @@ const fn missing(mode: Mode) -> &'static str {
 
 fn shape(name: &str, bucket: Result<&Option<Bucket>, &OpenError>, mode: Mode) -> Finding {
     match bucket {
-        Ok(Some(_)) => new(name, Verdict::Fine, "there, with per-message TTL"),
-        Ok(None) => new(name, Verdict::Note, missing(mode)),
+        Ok(Some(_)) => new(name, Grade::Fine, "there, with per-message TTL"),
+        Ok(None) => new(name, Grade::Note, missing(mode)),
         Err(error @ OpenError::OldServer { .. }) => {
-            new(name, Verdict::Broken, error.to_string()).fix(error.fault().fix())
+            new(name, Grade::Broken, error.to_string()).fix(error.fault().fix())
         }
-        Err(OpenError::Misshapen { shape, .. }) => new(name, Verdict::Broken, format!("there, but it {shape}"))
+        Err(OpenError::Misshapen { shape, .. }) => new(name, Grade::Broken, format!("there, but it {shape}"))
             .fix(format!("`nats kv del {name}`, and let lastgasp make it")),
         Err(OpenError::Unavailable { source, .. }) => {
             let fix = "allow this user $JS.API.STREAM.INFO.KV_lastgasp_*, see the contract's subjects";
-            new(name, Verdict::Broken, format!("cannot be asked for: {source}")).fix(fix)
+            new(name, Grade::Broken, format!("cannot be asked for: {source}")).fix(fix)
         }
     }
 }
 
 async fn deaths(context: &jetstream::Context, mode: Mode) -> Finding {
     match context.get_stream(DEATHS_STREAM).await {
-        Ok(_) => new(DEATHS_STREAM, Verdict::Fine, "there"),
-        Err(error) if lastgasp_protocol::kv::is_missing(&error) => new(DEATHS_STREAM, Verdict::Note, missing(mode)),
+        Ok(_) => new(DEATHS_STREAM, Grade::Fine, "there"),
+        Err(error) if lastgasp_protocol::kv::is_missing(&error) => new(DEATHS_STREAM, Grade::Note, missing(mode)),
         Err(error) => {
             let detail = format!("cannot be asked for: {error}; death certificates are not kept on the server");
-            new(DEATHS_STREAM, Verdict::Degraded, detail)
+            new(DEATHS_STREAM, Grade::Degraded, detail)
         }
     }
 }
@@ -112,21 +112,19 @@ async fn holder(config: &Config, bucket: &Bucket) -> Finding {
     let name = format!("lease of node {}", config.node);
     let entry = match bucket.read(&config.node.token()).await {
         Ok(entry) => entry,
-        Err(error) => return new(name, Verdict::Degraded, format!("cannot be read: {error}")),
+        Err(error) => return new(name, Grade::Degraded, format!("cannot be read: {error}")),
     };
     let lease = entry.and_then(|entry| match entry.value {
-        Value::Put(value) => NodeLease::parse(&value).ok(),
-        Value::Deleted | Value::Expired => None,
+        Content::Put(value) => NodeLease::parse(&value).ok(),
+        Content::Deleted | Content::Expired => None,
     });
     match (lease, lease::own_lease(config.node.clone())) {
         (None, _) if config.mode == Mode::Observe => {
-            new(name, Verdict::Fine, "free; a daemon in mode \"observe\" does not take it")
+            new(name, Grade::Fine, "free; a daemon in mode \"observe\" does not take it")
         }
-        (None, _) => new(name, Verdict::Fine, "free; the daemon takes it at its start"),
+        (None, _) => new(name, Grade::Fine, "free; the daemon takes it at its start"),
         (Some(holder), Ok(own)) => judge(&name, &holder, &own),
-        (Some(_), Err(error)) => {
-            new(name, Verdict::Broken, format!("/proc does not answer: {error}")).fix("mount /proc")
-        }
+        (Some(_), Err(error)) => new(name, Grade::Broken, format!("/proc does not answer: {error}")).fix("mount /proc"),
     }
 }
 
@@ -134,18 +132,18 @@ fn judge(name: &str, holder: &NodeLease, own: &NodeLease) -> Finding {
     let process = ProcessId { tgid: holder.pid, start_ticks: holder.start_ticks };
     if holder.boot_id == own.boot_id {
         return if proc::identify(holder.pid) == Some(process) {
-            new(name, Verdict::Fine, format!("held by the daemon with pid {} of this machine", holder.pid))
+            new(name, Grade::Fine, format!("held by the daemon with pid {} of this machine", holder.pid))
         } else {
             let detail =
                 format!("left by pid {} of this machine, which is gone; the next daemon takes it over", holder.pid);
-            new(name, Verdict::Fine, detail)
+            new(name, Grade::Fine, detail)
         };
     }
     if holder.machine_id == own.machine_id && !own.machine_id.is_empty() {
-        return new(name, Verdict::Fine, "left before this machine was booted; the next daemon takes it over");
+        return new(name, Grade::Fine, "left before this machine was booted; the next daemon takes it over");
     }
     let detail = format!("held by another machine (machine id {}, pid {})", holder.machine_id, holder.pid);
-    new(name, Verdict::Broken, detail).fix("give this node another `node` name; or wait for the lease to lapse")
+    new(name, Grade::Broken, detail).fix("give this node another `node` name; or wait for the lease to lapse")
 }
 
 #[cfg(test)]
@@ -156,19 +154,18 @@ mod tests {
 
     #[test]
     fn a_server_without_message_ttl_does_not_do() {
-        assert_eq!(server("nats://a", "2.11.0", true).verdict, Verdict::Fine);
+        assert_eq!(server("nats://a", "2.11.0", true).grade, Grade::Fine);
         let old = server("nats://a", "2.10.29", false);
-        assert_eq!(old.verdict, Verdict::Broken);
+        assert_eq!(old.grade, Grade::Broken);
         assert!(old.detail.contains("2.10.29") && old.fix.unwrap().contains("2.11"));
     }
 
     #[test]
     fn a_bucket_is_made_by_the_daemon_and_may_not_be_of_another_shape() {
-        assert_eq!(shape("b", Ok(&None), Mode::Enforce).verdict, Verdict::Note);
+        assert_eq!(shape("b", Ok(&None), Mode::Enforce).grade, Grade::Note);
         assert_eq!(
-            shape("b", Err(&OpenError::Misshapen { bucket: "b", shape: Misshapen::NoMessageTtl }), Mode::Enforce)
-                .verdict,
-            Verdict::Broken
+            shape("b", Err(&OpenError::Misshapen { bucket: "b", shape: Misshapen::NoMessageTtl }), Mode::Enforce).grade,
+            Grade::Broken
         );
     }
 
@@ -177,9 +174,9 @@ mod tests {
         let own = lease::own_lease("gpu-a".parse().unwrap()).unwrap();
         assert!(judge("lease", &own, &own).detail.contains("held by the daemon"));
         let dead = NodeLease { start_ticks: own.start_ticks - 1, ..own.clone() };
-        assert_eq!(judge("lease", &dead, &own).verdict, Verdict::Fine);
+        assert_eq!(judge("lease", &dead, &own).grade, Grade::Fine);
         assert!(judge("lease", &dead, &own).detail.contains("gone"));
         let foreign = NodeLease { boot_id: "other".into(), machine_id: "other".into(), ..own.clone() };
-        assert_eq!(judge("lease", &foreign, &own).verdict, Verdict::Broken);
+        assert_eq!(judge("lease", &foreign, &own).grade, Grade::Broken);
     }
 }

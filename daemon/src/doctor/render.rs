@@ -2,49 +2,47 @@
 
 use std::fmt::Write as _;
 
-use super::{Finding, Report, Verdict};
+use super::{Finding, Grade, Report};
 use crate::status::render::{BOLD, DIM, GREEN, RED, Style, YELLOW, clean};
 
-const fn word(verdict: Verdict) -> (&'static str, &'static str) {
-    match verdict {
-        Verdict::Fine => ("ok", GREEN),
-        Verdict::Note => ("note", DIM),
-        Verdict::Degraded => ("degraded", YELLOW),
-        Verdict::Broken => ("broken", RED),
+const fn word(grade: Grade) -> (&'static str, &'static str) {
+    match grade {
+        Grade::Fine => ("ok", GREEN),
+        Grade::Note => ("note", DIM),
+        Grade::Degraded => ("degraded", YELLOW),
+        Grade::Broken => ("broken", RED),
     }
 }
 
-/// Findings by area, aligned, and the verdict at the end.
+/// Findings by area, aligned, and the grade at the end.
 #[must_use]
 pub fn text(report: &Report, style: Style) -> String {
-    let Report { verdict, findings } = report;
+    let Report { grade, findings } = report;
     let width = |of: &dyn Fn(&Finding) -> usize| findings.iter().map(of).max().unwrap_or(0);
     let name_width = width(&|finding| clean(&finding.name).chars().count());
-    let word_width = width(&|finding| word(finding.verdict).0.len());
+    let word_width = width(&|finding| word(finding.grade).0.len());
     let mut out = String::new();
     let mut area = None;
-    for Finding { area: of, name, verdict, detail, fix } in findings {
+    for Finding { area: of, name, grade, detail, fix } in findings {
         if area != Some(*of) {
             let gap = if area.is_none() { "" } else { "\n" };
             let _ = writeln!(out, "{gap}{}", style.paint(BOLD, of.as_str()));
             area = Some(*of);
         }
-        let (word, colour) = word(*verdict);
+        let (word, colour) = word(*grade);
         let word = style.paint(colour, &format!("{word:<word_width$}"));
         let _ = writeln!(out, "  {word}  {:<name_width$}  {}", clean(name), clean(detail));
         if let Some(fix) = fix {
             let _ = writeln!(out, "  {:word_width$}  {:name_width$}  to do: {}", "", "", clean(fix));
         }
     }
-    let count = |of: Verdict| findings.iter().filter(|finding| finding.verdict == of).count();
-    let verdict = match verdict {
-        Verdict::Fine | Verdict::Note => style.paint(GREEN, "all fine"),
-        Verdict::Degraded => {
-            style.paint(YELLOW, &format!("works, but degraded: {}", counted(count(Verdict::Degraded))))
-        }
-        Verdict::Broken => style.paint(RED, &format!("does not work: {}", counted(count(Verdict::Broken)))),
+    let count = |of: Grade| findings.iter().filter(|finding| finding.grade == of).count();
+    let grade = match grade {
+        Grade::Fine | Grade::Note => style.paint(GREEN, "all fine"),
+        Grade::Degraded => style.paint(YELLOW, &format!("works, but degraded: {}", counted(count(Grade::Degraded)))),
+        Grade::Broken => style.paint(RED, &format!("does not work: {}", counted(count(Grade::Broken)))),
     };
-    let _ = writeln!(out, "\nverdict: {verdict}");
+    let _ = writeln!(out, "\nverdict: {grade}");
     out
 }
 
@@ -62,10 +60,10 @@ mod tests {
 
     fn report() -> Report {
         Report::of(vec![
-            Finding::new(Area::Kernel, "release", Verdict::Fine, "Linux 6.18.44 x86_64"),
-            Finding::new(Area::Kernel, "lockdown", Verdict::Note, "not known"),
-            Finding::new(Area::Sensors, "ebpf", Verdict::Degraded, "not permitted").fix("give it CAP_BPF"),
-            Finding::new(Area::Nats, "server", Verdict::Broken, "refused \u{1b}[2J"),
+            Finding::new(Area::Kernel, "release", Grade::Fine, "Linux 6.18.44 x86_64"),
+            Finding::new(Area::Kernel, "lockdown", Grade::Note, "not known"),
+            Finding::new(Area::Sensors, "ebpf", Grade::Degraded, "not permitted").fix("give it CAP_BPF"),
+            Finding::new(Area::Nats, "server", Grade::Broken, "refused \u{1b}[2J"),
         ])
     }
 
@@ -85,7 +83,7 @@ sensors
 nats
   broken    server    refused \u{fffd}[2J
 
-verdict: does not work: 1 finding
+grade: does not work: 1 finding
 "
         );
     }

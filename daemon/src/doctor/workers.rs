@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::{Area, Finding, Verdict};
+use super::{Area, Finding, Grade};
 use crate::config::{Config, OnLost, WorkerConfig};
 use crate::network::Namespace;
 use crate::sensors::health::{Asked, ask};
@@ -43,39 +43,39 @@ fn on_lost(config: &WorkerConfig, tgid: u32) -> Option<Finding> {
     Some(match may {
         Err(nix::Error::EPERM) => {
             let detail = format!("{what} may not be ended: the process is another user's");
-            new(config, "on_lost", Verdict::Degraded, detail).fix("give lastgasp CAP_KILL, or set on_lost to \"none\"")
+            new(config, "on_lost", Grade::Degraded, detail).fix("give lastgasp CAP_KILL, or set on_lost to \"none\"")
         }
-        _ => new(config, "on_lost", Verdict::Fine, format!("{what} may be ended")),
+        _ => new(config, "on_lost", Grade::Fine, format!("{what} may be ended")),
     })
 }
 
-fn new(config: &WorkerConfig, what: &str, verdict: Verdict, detail: impl Into<String>) -> Finding {
-    Finding::new(Area::Workers, format!("{} {what}", config.name), verdict, detail)
+fn new(config: &WorkerConfig, what: &str, grade: Grade, detail: impl Into<String>) -> Finding {
+    Finding::new(Area::Workers, format!("{} {what}", config.name), grade, detail)
 }
 
 fn process(config: &WorkerConfig) -> (Finding, Option<u32>) {
-    let finding = |verdict, detail: String| new(config, "process", verdict, detail);
+    let finding = |grade, detail: String| new(config, "process", grade, detail);
     match find_root(&config.find) {
         Ok(Some(root)) => {
             let title = proc::comm(root.tgid).unwrap_or_default();
-            (finding(Verdict::Fine, format!("pid {} ({title})", root.tgid)), Some(root.tgid))
+            (finding(Grade::Fine, format!("pid {} ({title})", root.tgid)), Some(root.tgid))
         }
         Ok(None) => {
             let detail = format!("not found by {}", config.find);
-            (finding(Verdict::Degraded, detail).fix("start the engine, or correct worker.find"), None)
+            (finding(Grade::Degraded, detail).fix("start the engine, or correct worker.find"), None)
         }
-        Err(error) => (finding(Verdict::Degraded, error.to_string()), None),
+        Err(error) => (finding(Grade::Degraded, error.to_string()), None),
     }
 }
 
 async fn health(config: &WorkerConfig, tgid: Option<u32>, namespace: Option<Namespace>) -> Vec<Finding> {
     // An engine that is not there cannot answer, and that has been said.
-    let bad = if tgid.is_some() { Verdict::Degraded } else { Verdict::Note };
+    let bad = if tgid.is_some() { Grade::Degraded } else { Grade::Note };
     let Some(address) = config.health.grpc.as_ref().or(config.health.http.as_ref()) else {
         let listening = listeners::listening(tgid, config.port);
         let port = config.port;
         return vec![match listening {
-            Ok(true) => new(config, "health", Verdict::Note, format!("no health address; it listens on port {port}")),
+            Ok(true) => new(config, "health", Grade::Note, format!("no health address; it listens on port {port}")),
             Ok(false) => new(config, "health", bad, format!("no health address, and nobody listens on port {port}")),
             Err(error) => new(config, "health", bad, format!("no health address; port {port}: {error}")),
         }];
@@ -88,9 +88,9 @@ async fn health(config: &WorkerConfig, tgid: Option<u32>, namespace: Option<Name
                 "" => String::new(),
                 service => format!(" of {service:?}"),
             };
-            let finding = |verdict, says: String| new(config, "health", verdict, format!("{address}{service}: {says}"));
+            let finding = |grade, says: String| new(config, "health", grade, format!("{address}{service}: {says}"));
             match asked {
-                Asked::Serving => finding(Verdict::Fine, "serving".to_owned()),
+                Asked::Serving => finding(Grade::Fine, "serving".to_owned()),
                 Asked::NotServing => finding(bad, "not serving".to_owned()),
                 Asked::NoSuchService(known) => {
                     let detail = format!("no such service; it has: {}", known.join(", "));
@@ -117,7 +117,7 @@ fn drain_window(config: &WorkerConfig) -> Vec<Finding> {
     let misfits: Vec<Finding> = config
         .misfits()
         .iter()
-        .map(|misfit| new(config, "drain window", Verdict::Degraded, misfit.to_string()).fix(misfit.fix()))
+        .map(|misfit| new(config, "drain window", Grade::Degraded, misfit.to_string()).fix(misfit.fix()))
         .collect();
     if !misfits.is_empty() {
         return misfits;
@@ -128,7 +128,7 @@ fn drain_window(config: &WorkerConfig) -> Vec<Finding> {
         None => format!("when {} ends its streams is not known", config.engine),
     };
     let pod = config.termination_grace.map(|grace| format!(", its pod {}", ms(grace))).unwrap_or_default();
-    vec![new(config, "drain window", Verdict::Fine, format!("{}; {engine}{pod}", ms(config.drain_window)))]
+    vec![new(config, "drain window", Grade::Fine, format!("{}; {engine}{pod}", ms(config.drain_window)))]
 }
 
 #[cfg(test)]
@@ -144,20 +144,20 @@ mod tests {
 
     #[test]
     fn a_window_longer_than_the_engines_own_is_said() {
-        let verdict = |lines| drain_window(&worker(lines))[0].verdict;
-        assert_eq!(verdict("engine = \"vllm\""), Verdict::Fine);
-        assert_eq!(verdict("engine = \"vllm\"\ndrain_window_ms = 60000"), Verdict::Degraded);
-        assert_eq!(verdict("engine = \"generic\"\ndrain_window_ms = 60000"), Verdict::Fine);
-        assert_eq!(verdict("termination_grace_s = 30\ndrain_window_ms = 29000"), Verdict::Fine);
+        let grade = |lines| drain_window(&worker(lines))[0].grade;
+        assert_eq!(grade("engine = \"vllm\""), Grade::Fine);
+        assert_eq!(grade("engine = \"vllm\"\ndrain_window_ms = 60000"), Grade::Degraded);
+        assert_eq!(grade("engine = \"generic\"\ndrain_window_ms = 60000"), Grade::Fine);
+        assert_eq!(grade("termination_grace_s = 30\ndrain_window_ms = 29000"), Grade::Fine);
         let cut = &drain_window(&worker("termination_grace_s = 30\ndrain_window_ms = 30000"))[0];
-        assert_eq!(cut.verdict, Verdict::Degraded);
+        assert_eq!(cut.grade, Grade::Degraded);
         assert!(cut.fix.as_ref().unwrap().contains("terminationGracePeriodSeconds to at least 31"), "{cut:?}");
     }
 
     #[test]
     fn a_process_that_is_not_there_is_said_with_how_it_was_looked_for() {
         let (finding, tgid) = process(&worker("find = { cmdline = \"no such engine anywhere\" }"));
-        assert_eq!((finding.verdict, tgid), (Verdict::Degraded, None));
+        assert_eq!((finding.grade, tgid), (Grade::Degraded, None));
         assert!(finding.detail.contains("no such engine anywhere"), "{finding:?}");
     }
 
@@ -165,9 +165,9 @@ mod tests {
     async fn nobody_is_blamed_twice_for_an_engine_that_is_not_there() {
         let config = worker("[worker.health]\ngrpc = \"http://127.0.0.1:1\"");
         let absent = health(&config, None, None).await;
-        assert_eq!((absent.len(), absent[0].verdict), (1, Verdict::Note), "{absent:?}");
+        assert_eq!((absent.len(), absent[0].grade), (1, Grade::Note), "{absent:?}");
         let there = health(&config, Some(std::process::id()), None).await;
-        assert_eq!(there[0].verdict, Verdict::Degraded, "{there:?}");
+        assert_eq!(there[0].grade, Grade::Degraded, "{there:?}");
         assert!(there[0].detail.contains("refused"), "{there:?}");
     }
 }

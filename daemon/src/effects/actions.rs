@@ -57,7 +57,7 @@ impl Act {
 
 /// What came of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum ActionOutcome {
     /// The signal was sent, the command ended with status 0, the connections are destroyed.
     Done,
     /// The process, or every connection, had ended by itself.
@@ -72,7 +72,7 @@ pub enum Outcome {
     Unproven,
 }
 
-impl Outcome {
+impl ActionOutcome {
     /// The closed name used in logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -89,11 +89,11 @@ impl Outcome {
 
 /// One thing that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub struct ActionReport {
     /// What.
     pub act: Act,
     /// What came of it.
-    pub outcome: Outcome,
+    pub outcome: ActionOutcome,
     /// For people: to which process, and why it failed.
     pub detail: String,
 }
@@ -102,7 +102,7 @@ pub struct Done {
 /// to none of `spared`, nor to this process or anything above it. Blocks until what was killed is
 /// gone, for at most 2 s.
 #[must_use]
-pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<Done> {
+pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<ActionReport> {
     let mut victims: BTreeMap<ProcessId, String> = processes.iter().cloned().collect();
     if matches!(act, Act::Reap | Act::KillTree) {
         // Without kernel events nobody has told of children that were born since the last look.
@@ -124,11 +124,11 @@ pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<Proc
 
 /// Destroys the connections that these processes hold, see [`sever::sever`]. Blocks.
 #[must_use]
-pub fn sever(owners: &BTreeMap<ProcessId, String>, spare_ports: &[u16]) -> Vec<Done> {
+pub fn sever(owners: &BTreeMap<ProcessId, String>, spare_ports: &[u16]) -> Vec<ActionReport> {
     let processes: Vec<ProcessId> = owners.keys().copied().collect();
-    let done = |outcome, detail| Done { act: Act::Sever, outcome, detail };
+    let done = |outcome, detail| ActionReport { act: Act::Sever, outcome, detail };
     match sever::sever(&processes, spare_ports) {
-        Ok(severed) if severed.is_empty() => vec![done(Outcome::Gone, "no connection was left".to_owned())],
+        Ok(severed) if severed.is_empty() => vec![done(ActionOutcome::Gone, "no connection was left".to_owned())],
         Ok(severed) => owners
             .iter()
             .filter_map(|(owner, title)| {
@@ -137,10 +137,10 @@ pub fn sever(owners: &BTreeMap<ProcessId, String>, spare_ports: &[u16]) -> Vec<D
                 let more = if peers.len() > named.len() { ", …" } else { "" };
                 let detail =
                     format!("{} of {title} (pid {owner}) with {}{more}", connections(peers.len()), named.join(", "));
-                (!peers.is_empty()).then(|| done(Outcome::Done, detail))
+                (!peers.is_empty()).then(|| done(ActionOutcome::Done, detail))
             })
             .collect(),
-        Err(error) => vec![done(Outcome::Failed, with_cause(&error))],
+        Err(error) => vec![done(ActionOutcome::Failed, with_cause(&error))],
     }
 }
 
@@ -159,7 +159,7 @@ fn wait_for(killed: &[OwnedFd]) {
     }
 }
 
-fn end(act: Act, process: ProcessId, title: &str, signalled: &mut Vec<OwnedFd>) -> Done {
+fn end(act: Act, process: ProcessId, title: &str, signalled: &mut Vec<OwnedFd>) -> ActionReport {
     let signal = if act == Act::Terminate { libc::SIGTERM } else { libc::SIGKILL };
     let mut detail = format!("{title} (pid {process}) signal {signal}");
     // A zombie would take the signal too.
@@ -167,22 +167,22 @@ fn end(act: Act, process: ProcessId, title: &str, signalled: &mut Vec<OwnedFd>) 
     let outcome = match sent {
         Ok(pidfd) => {
             signalled.push(pidfd);
-            Outcome::Done
+            ActionOutcome::Done
         }
-        Err(PidfdError::Gone(_)) => Outcome::Gone,
+        Err(PidfdError::Gone(_)) => ActionOutcome::Gone,
         Err(error) => {
             detail = format!("{detail}: {}", with_cause(&error));
-            Outcome::Failed
+            ActionOutcome::Failed
         }
     };
-    Done { act, outcome, detail }
+    ActionReport { act, outcome, detail }
 }
 
 /// Runs the operator's command with the certificate on its standard input. What it prints is
 /// dropped.
-pub async fn run(command: &[String], certificate: Vec<u8>) -> Done {
-    let done = |outcome, detail| Done { act: Act::Command, outcome, detail };
-    let [program, arguments @ ..] = command else { return done(Outcome::Failed, "no command".to_owned()) };
+pub async fn run(command: &[String], certificate: Vec<u8>) -> ActionReport {
+    let done = |outcome, detail| ActionReport { act: Act::Command, outcome, detail };
+    let [program, arguments @ ..] = command else { return done(ActionOutcome::Failed, "no command".to_owned()) };
     let child = tokio::process::Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -192,7 +192,7 @@ pub async fn run(command: &[String], certificate: Vec<u8>) -> Done {
         .spawn();
     let mut child = match child {
         Ok(child) => child,
-        Err(error) => return done(Outcome::Failed, format!("{program}: {error}")),
+        Err(error) => return done(ActionOutcome::Failed, format!("{program}: {error}")),
     };
     let mut stdin = child.stdin.take();
     let ended = async {
@@ -204,10 +204,10 @@ pub async fn run(command: &[String], certificate: Vec<u8>) -> Done {
         child.wait().await
     };
     match tokio::time::timeout(COMMAND, ended).await {
-        Ok(Ok(status)) if status.success() => done(Outcome::Done, program.clone()),
-        Ok(Ok(status)) => done(Outcome::Failed, format!("{program}: {status}")),
-        Ok(Err(error)) => done(Outcome::Failed, format!("{program}: {error}")),
-        Err(_) => done(Outcome::TimedOut, format!("{program}: killed after {} s", COMMAND.as_secs())),
+        Ok(Ok(status)) if status.success() => done(ActionOutcome::Done, program.clone()),
+        Ok(Ok(status)) => done(ActionOutcome::Failed, format!("{program}: {status}")),
+        Ok(Err(error)) => done(ActionOutcome::Failed, format!("{program}: {error}")),
+        Err(_) => done(ActionOutcome::TimedOut, format!("{program}: killed after {} s", COMMAND.as_secs())),
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
         (child, process)
     }
 
-    fn outcomes(done: &[Done]) -> Vec<Outcome> {
+    fn outcomes(done: &[ActionReport]) -> Vec<ActionOutcome> {
         done.iter().map(|done| done.outcome).collect()
     }
 
@@ -233,11 +233,11 @@ mod tests {
         let (mut child, process) = sleeper();
         let predecessor = ProcessId { start_ticks: process.start_ticks - 1, ..process };
         let victim = |process| vec![(process, "sleep".to_owned())];
-        assert_eq!(outcomes(&signal(Act::Kill, &victim(predecessor), &HashSet::new())), [Outcome::Gone]);
+        assert_eq!(outcomes(&signal(Act::Kill, &victim(predecessor), &HashSet::new())), [ActionOutcome::Gone]);
         assert_eq!(signal(Act::Reap, &victim(process), &HashSet::from([process])), [], "it is another's by now");
         assert!(proc::is_alive(process));
         let done = signal(Act::Reap, &victim(process), &HashSet::new());
-        assert_eq!(outcomes(&done), [Outcome::Done]);
+        assert_eq!(outcomes(&done), [ActionOutcome::Done]);
         assert_eq!(done[0].detail, format!("sleep (pid {}) signal 9", process.tgid));
         assert!(!proc::is_alive(process), "it was waited for");
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
@@ -255,7 +255,7 @@ mod tests {
     fn a_root_is_asked_to_end_before_it_is_killed() {
         let (mut child, process) = sleeper();
         let done = signal(Act::Terminate, &[(process, "sleep".to_owned())], &HashSet::new());
-        assert_eq!(outcomes(&done), [Outcome::Done]);
+        assert_eq!(outcomes(&done), [ActionOutcome::Done]);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
     }
 
@@ -265,7 +265,7 @@ mod tests {
         let file = folder.path().join("certificate.json");
         let command = ["sh".to_owned(), "-c".to_owned(), format!("cat > {}", file.display())];
         let done = run(&command, b"{\"schema\":1}".to_vec()).await;
-        assert_eq!(done, Done { act: Act::Command, outcome: Outcome::Done, detail: "sh".to_owned() });
+        assert_eq!(done, ActionReport { act: Act::Command, outcome: ActionOutcome::Done, detail: "sh".to_owned() });
         assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"schema\":1}");
     }
 
@@ -276,15 +276,15 @@ mod tests {
             async move { run(&command, vec![b' '; 1 << 20]).await }
         };
         let done = run(&["sh", "-c", "exit 3"]).await;
-        assert_eq!((done.outcome, done.detail.as_str()), (Outcome::Failed, "sh: exit status: 3"));
+        assert_eq!((done.outcome, done.detail.as_str()), (ActionOutcome::Failed, "sh: exit status: 3"));
         let done = run(&["/no/such/program"]).await;
-        assert_eq!(done.outcome, Outcome::Failed);
+        assert_eq!(done.outcome, ActionOutcome::Failed);
         assert!(done.detail.starts_with("/no/such/program: "), "{}", done.detail);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_command_that_does_not_end_is_killed() {
         let done = run(&["sleep".to_owned(), "1000".to_owned()], Vec::new()).await;
-        assert_eq!((done.outcome, done.detail.as_str()), (Outcome::TimedOut, "sleep: killed after 30 s"));
+        assert_eq!((done.outcome, done.detail.as_str()), (ActionOutcome::TimedOut, "sleep: killed after 30 s"));
     }
 }

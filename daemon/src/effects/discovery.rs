@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, Fault, ReadError, Value, WriteError, jittered};
+use lastgasp_protocol::kv::{Bucket, Content, Entry, Expect, Fault, ReadError, WriteError, jittered};
 use lastgasp_protocol::{Incarnation, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::nats::Link;
+use super::nats::ConnectionState;
 use crate::core::WorkerId;
 use crate::fault;
 
@@ -68,7 +68,7 @@ impl Desired {
 
 /// What a registrar did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WriteOutcome {
     /// The record stands, acknowledged by the server.
     Listed {
         /// Which life.
@@ -124,7 +124,7 @@ pub struct Ledger {
     /// The workers' bucket, once it is open and the node's name is ours.
     pub bucket: watch::Receiver<Option<Bucket>>,
     /// The connection to NATS.
-    pub link: watch::Receiver<Link>,
+    pub link: watch::Receiver<ConnectionState>,
     /// The keys of this node, each time they were looked at.
     pub present: watch::Receiver<Arc<Present>>,
 }
@@ -153,7 +153,7 @@ impl Registrar {
         worker: WorkerId,
         key: String,
         ledger: Ledger,
-        outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
+        outcomes: mpsc::UnboundedSender<(WorkerId, WriteOutcome)>,
     ) -> Self {
         let (desired, wanted) = watch::channel(Desired::Untouched);
         let again = Arc::new(Notify::new());
@@ -192,7 +192,7 @@ struct Task {
     ledger: Ledger,
     wanted: watch::Receiver<Desired>,
     again: Arc<Notify>,
-    outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
+    outcomes: mpsc::UnboundedSender<(WorkerId, WriteOutcome)>,
     /// The key as we wrote it last, if nobody has contradicted since.
     known: Option<Known>,
     /// Which life we wrote last. The first write of another life reads before.
@@ -220,11 +220,11 @@ enum Tried {
     /// Another try may succeed, now.
     Again,
     /// Another try may succeed, later.
-    Later(Failure),
+    Later(WriteFailure),
 }
 
 /// Why a try did not succeed.
-struct Failure {
+struct WriteFailure {
     fault: Fault,
     error: String,
     /// The server refused: the same write would be refused again at once.
@@ -233,7 +233,7 @@ struct Failure {
     no_bucket: bool,
 }
 
-impl From<ReadError> for Failure {
+impl From<ReadError> for WriteFailure {
     fn from(error: ReadError) -> Self {
         let no_bucket = matches!(error, ReadError::NoBucket);
         Self { fault: error.fault(), error: error.to_string(), refused: false, no_bucket }
@@ -289,7 +289,7 @@ impl Task {
             let ready = async {
                 let bucket = self.ledger.bucket.wait_for(Option::is_some).await.map_err(drop)?.clone();
                 // Without a connection a write would only wait in the client's queue.
-                self.ledger.link.wait_for(|link| *link == Link::Connected).await.map_err(drop)?;
+                self.ledger.link.wait_for(|link| *link == ConnectionState::Connected).await.map_err(drop)?;
                 bucket.ok_or(())
             };
             let bucket = tokio::select! {
@@ -315,9 +315,9 @@ impl Task {
             match tried {
                 Tried::Done => return Ok(()),
                 Tried::Again => {}
-                Tried::Later(Failure { fault, error, refused, no_bucket }) => {
+                Tried::Later(WriteFailure { fault, error, refused, no_bucket }) => {
                     self.known = None;
-                    let _ = self.outcomes.send((self.worker, Outcome::Failed { refused, fault, error }));
+                    let _ = self.outcomes.send((self.worker, WriteOutcome::Failed { refused, fault, error }));
                     if no_bucket && let Err(error) = bucket.again().await {
                         tracing::debug!(%error, "no bucket, and the daemon cannot make one");
                     }
@@ -362,10 +362,10 @@ impl Task {
                 Ok(Some(entry)) => {
                     let revision = entry.revision;
                     if let Some(former) = former_listing(&entry).filter(|f| f.incarnation == record.incarnation) {
-                        let ended = entry.value == Value::Deleted;
+                        let ended = entry.value == Content::Deleted;
                         let left = left_by_a_predecessor(&former, ended, record.state).filter(|_| !taken_back);
                         if let Some(outcome) = left {
-                            let kept = matches!(outcome, Outcome::OutOfService { .. });
+                            let kept = matches!(outcome, WriteOutcome::OutOfService { .. });
                             // Known already, if its tombstone is only renewed.
                             if self.keeping.as_ref() != Some(&record.incarnation) {
                                 let _ = self.outcomes.send((self.worker, outcome));
@@ -389,7 +389,7 @@ impl Task {
             self.written = Some(record.incarnation.clone());
             self.keeping = None;
         }
-        self.settle(written, payload, false, |revision| Outcome::Listed {
+        self.settle(written, payload, false, |revision| WriteOutcome::Listed {
             incarnation: record.incarnation,
             epoch: record.epoch,
             revision,
@@ -398,7 +398,7 @@ impl Task {
     }
 
     async fn withdraw(&mut self, bucket: &Bucket, incarnation: &Incarnation, commanded: Option<&String>) -> Tried {
-        let withdrawn = |revision| Outcome::Withdrawn { incarnation: incarnation.clone(), revision };
+        let withdrawn = |revision| WriteOutcome::Withdrawn { incarnation: incarnation.clone(), revision };
         let (revision, ended) = match &self.known {
             Some(known) if !known.tombstone => (known.revision, known.record.clone()),
             _ => match bucket.read(&self.key).await {
@@ -408,11 +408,11 @@ impl Task {
                     // Another life that a daemon of this node listed is over as well: it was not deleted in time.
                     let ours = |entry: &Entry| match former_listing(entry) {
                         Some(former) if former.incarnation == *incarnation => true,
-                        Some(former) => former.writer == Writer::Daemon && matches!(entry.value, Value::Put(_)),
-                        None => matches!(entry.value, Value::Put(_)),
+                        Some(former) => former.writer == Writer::Daemon && matches!(entry.value, Content::Put(_)),
+                        None => matches!(entry.value, Content::Put(_)),
                     };
                     match entry.filter(ours) {
-                        Some(entry) if matches!(entry.value, Value::Put(_)) => (entry.revision, entry.payload),
+                        Some(entry) if matches!(entry.value, Content::Put(_)) => (entry.revision, entry.payload),
                         Some(entry)
                             if self.keeping.as_ref() == Some(incarnation) && self.renew_at <= Instant::now() =>
                         {
@@ -449,7 +449,7 @@ impl Task {
         written: Result<u64, WriteError>,
         record: Bytes,
         tombstone: bool,
-        outcome: impl FnOnce(u64) -> Outcome,
+        outcome: impl FnOnce(u64) -> WriteOutcome,
     ) -> Tried {
         match written {
             Ok(revision) => {
@@ -484,7 +484,7 @@ impl Task {
         match error {
             // Read and decide again. A second mismatch in a row is a fight: slow down.
             WriteError::Mismatch if self.known.take().is_some() => Tried::Again,
-            error => Tried::Later(Failure {
+            error => Tried::Later(WriteFailure {
                 fault: error.fault().unwrap_or(Fault::Refused),
                 error: error.to_string(),
                 refused: matches!(error, WriteError::Refused(_)),
@@ -501,12 +501,12 @@ fn former_listing(entry: &Entry) -> Option<WorkerRecord> {
 
 /// What an earlier daemon knew about this very life, and this one is about to overrule without
 /// having heard of it: its reading of the bucket may come later than the first good health.
-fn left_by_a_predecessor(former: &WorkerRecord, ended: bool, wanted: WorkerState) -> Option<Outcome> {
+fn left_by_a_predecessor(former: &WorkerRecord, ended: bool, wanted: WorkerState) -> Option<WriteOutcome> {
     let WorkerRecord { incarnation, epoch, state, deadline, commanded, .. } = former.clone();
     match (ended, commanded) {
-        (true, Some(commanded)) => Some(Outcome::OutOfService { incarnation, epoch, commanded }),
+        (true, Some(commanded)) => Some(WriteOutcome::OutOfService { incarnation, epoch, commanded }),
         (false, commanded) if state == WorkerState::Draining && wanted != WorkerState::Draining => {
-            Some(Outcome::WasDraining { incarnation, epoch, deadline, commanded })
+            Some(WriteOutcome::WasDraining { incarnation, epoch, deadline, commanded })
         }
         _ => None,
     }

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use lastgasp_protocol::kv::{Bucket, Entry, Expect, ReadError, Value, WriteError, jittered};
+use lastgasp_protocol::kv::{Bucket, Content, Entry, Expect, ReadError, WriteError, jittered};
 use lastgasp_protocol::{Name, NodeLease};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::standing::Standing;
+use super::troubles::Troubles;
 use crate::core::ProcessId;
 use crate::fault;
 use crate::sensors::proc;
@@ -32,7 +32,7 @@ pub async fn keep(
     own: NodeLease,
     ttl: Duration,
     mut bucket: watch::Receiver<Option<Bucket>>,
-    standing: Standing,
+    troubles: Troubles,
     events: mpsc::UnboundedSender<LeaseEvent>,
 ) {
     const COST: &str = "routers may take this node for one that nobody watches";
@@ -49,8 +49,8 @@ pub async fn keep(
             None => match bucket.read(&key).await {
                 Ok(entry) => judge(&own, entry.as_ref(), &mut foreign, ttl),
                 Err(error) => {
-                    standing.bad("lease", error.fault(), error.to_string(), COST);
-                    Err(Verdict::Trouble { why: error.to_string(), no_bucket: matches!(error, ReadError::NoBucket) })
+                    troubles.bad("lease", error.fault(), error.to_string(), COST);
+                    Err(LeaseCheck::Trouble { why: error.to_string(), no_bucket: matches!(error, ReadError::NoBucket) })
                 }
             },
         };
@@ -58,10 +58,10 @@ pub async fn keep(
             Ok(expect) => bucket.put(&key, value.clone(), expect, ttl).await.map_err(|error| {
                 let (why, no_bucket) = (error.to_string(), matches!(error, WriteError::NoBucket));
                 match error.fault() {
-                    None => Verdict::Wait("the lease was changed by somebody else".to_owned()),
+                    None => LeaseCheck::Wait("the lease was changed by somebody else".to_owned()),
                     Some(fault) => {
-                        standing.bad("lease", fault, why.clone(), COST);
-                        Verdict::Trouble { why, no_bucket }
+                        troubles.bad("lease", fault, why.clone(), COST);
+                        LeaseCheck::Trouble { why, no_bucket }
                     }
                 }
             }),
@@ -69,24 +69,24 @@ pub async fn keep(
         };
         let event = match written {
             Ok(written) => {
-                standing.good("lease");
+                troubles.good("lease");
                 if revision.replace(written).is_none() {
                     fault::point("lease taken");
                 }
                 LeaseEvent::Held
             }
-            Err(Verdict::Wait(why)) => {
+            Err(LeaseCheck::Wait(why)) => {
                 revision = None;
                 LeaseEvent::Waiting(why)
             }
-            Err(Verdict::Trouble { why, no_bucket }) => {
+            Err(LeaseCheck::Trouble { why, no_bucket }) => {
                 revision = None;
                 if no_bucket && let Err(error) = bucket.again().await {
                     tracing::debug!(%error, "no bucket, and the daemon cannot make one");
                 }
                 LeaseEvent::Waiting(why)
             }
-            Err(Verdict::Refuse(why)) => LeaseEvent::Refused(why),
+            Err(LeaseCheck::Refuse(why)) => LeaseEvent::Refused(why),
         };
         let pause =
             if event == LeaseEvent::Held { jittered(ttl / 3) } else { (ttl / 12).max(Duration::from_millis(250)) };
@@ -97,7 +97,7 @@ pub async fn keep(
     }
 }
 
-enum Verdict {
+enum LeaseCheck {
     Wait(String),
     Trouble { why: String, no_bucket: bool },
     Refuse(String),
@@ -109,17 +109,17 @@ fn judge(
     entry: Option<&Entry>,
     foreign: &mut Option<(u64, Instant)>,
     ttl: Duration,
-) -> Result<Expect, Verdict> {
+) -> Result<Expect, LeaseCheck> {
     let Some(entry) = entry else { return Ok(Expect::Absent) };
     let take = Ok(Expect::Revision(entry.revision));
-    let Value::Put(value) = &entry.value else { return take };
+    let Content::Put(value) = &entry.value else { return take };
     let Ok(holder) = NodeLease::parse(value) else { return take };
     let same_machine = holder.machine_id == own.machine_id && !own.machine_id.is_empty();
     if holder.boot_id == own.boot_id {
         let process = ProcessId { tgid: holder.pid, start_ticks: holder.start_ticks };
         let is_us = (holder.pid, holder.start_ticks) == (own.pid, own.start_ticks);
         if !is_us && proc::identify(holder.pid) == Some(process) {
-            return Err(Verdict::Refuse(format!(
+            return Err(LeaseCheck::Refuse(format!(
                 "another lastgasp daemon (pid {}) already watches node {:?} on this machine; stop it, or give one of \
                  them another `node` name",
                 holder.pid, own.node
@@ -133,9 +133,9 @@ fn judge(
     }
     // Another machine. If it lives, it renews; if not, the server lets the lease lapse.
     let now = Instant::now();
-    let wait = Err(Verdict::Wait("the lease of another machine has not lapsed yet".to_owned()));
+    let wait = Err(LeaseCheck::Wait("the lease of another machine has not lapsed yet".to_owned()));
     match *foreign {
-        Some((revision, _)) if revision != entry.revision => Err(Verdict::Refuse(format!(
+        Some((revision, _)) if revision != entry.revision => Err(LeaseCheck::Refuse(format!(
             "node {:?} is the name of another machine (machine id {}), and its daemon is alive; give this node another \
              `node` name",
             own.node, holder.machine_id

@@ -8,4 +8,4 @@ pub mod lease;
 pub mod nats;
 pub mod sever;
 pub mod signals;
-pub mod standing;
+pub mod troubles;

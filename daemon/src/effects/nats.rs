@@ -9,7 +9,7 @@ use lastgasp_protocol::login::{LoggedIn, LoginError};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, Name, ROUTERS_BUCKET, WORKERS_BUCKET};
 use tokio::sync::watch;
 
-use super::standing::{NOTHING_WRITTEN, Standing};
+use super::troubles::{NOTHING_WRITTEN, Troubles};
 use crate::config::NatsConfig;
 
 /// The third ping after one that was not answered ends a connection, so a dead one is noticed within 5 s.
@@ -51,7 +51,7 @@ pub enum NatsError {
 
 /// Where the connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum ConnectionState {
     /// No connection yet.
     Connecting,
     /// Up.
@@ -60,7 +60,7 @@ pub enum Link {
     Disconnected,
 }
 
-impl Link {
+impl ConnectionState {
     /// The closed name used in status.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -90,22 +90,22 @@ pub struct Buckets {
 pub async fn connect(
     config: &NatsConfig,
     node: &Name,
-    standing: Standing,
-) -> Result<(Client, watch::Receiver<Link>), NatsError> {
-    let (link, state) = watch::channel(Link::Connecting);
+    troubles: Troubles,
+) -> Result<(Client, watch::Receiver<ConnectionState>), NatsError> {
+    let (link, state) = watch::channel(ConnectionState::Connecting);
     let options = patient_login(config, node)?.event_callback(move |event| {
         match &event {
             Event::Connected => {
-                standing.good("connection");
-                standing.good("permission");
-                _ = link.send_replace(Link::Connected);
+                troubles.good("connection");
+                troubles.good("permission");
+                _ = link.send_replace(ConnectionState::Connected);
             }
-            Event::Disconnected => _ = link.send_replace(Link::Disconnected),
+            Event::Disconnected => _ = link.send_replace(ConnectionState::Disconnected),
             _ => {}
         }
         if let Some(fault) = Fault::of_event(&event) {
             let what = if fault == Fault::NotPermitted { "permission" } else { "connection" };
-            standing.bad(what, fault, event.to_string(), NOTHING_WRITTEN);
+            troubles.bad(what, fault, event.to_string(), NOTHING_WRITTEN);
         } else {
             tracing::info!(%event, "NATS");
         }
@@ -161,17 +161,17 @@ fn login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions, NatsError> 
 pub async fn keep_open(
     client: Client,
     replicas: usize,
-    mut link: watch::Receiver<Link>,
-    standing: Standing,
+    mut link: watch::Receiver<ConnectionState>,
+    troubles: Troubles,
     opened: watch::Sender<Option<(jetstream::Context, Buckets)>>,
 ) {
     let context = context(client.clone());
     let mut attempts = 0;
     loop {
-        if link.wait_for(|link| *link == Link::Connected).await.is_err() {
+        if link.wait_for(|link| *link == ConnectionState::Connected).await.is_err() {
             return;
         }
-        let pause = match inspect(&client, &context, replicas, &standing).await {
+        let pause = match inspect(&client, &context, replicas, &troubles).await {
             Some(buckets) => {
                 attempts = 0;
                 opened.send_if_modified(|opened| {
@@ -198,28 +198,28 @@ pub async fn keep_open(
 /// there. One that is not there is no fault, and is not made.
 pub async fn look_for(
     client: Client,
-    mut link: watch::Receiver<Link>,
-    standing: Standing,
+    mut link: watch::Receiver<ConnectionState>,
+    troubles: Troubles,
     workers: watch::Sender<Option<Bucket>>,
     routers: watch::Sender<Option<Bucket>>,
 ) {
     let context = context(client);
     loop {
-        if link.wait_for(|link| *link == Link::Connected).await.is_err() {
+        if link.wait_for(|link| *link == ConnectionState::Connected).await.is_err() {
             return;
         }
         for (name, found) in [(WORKERS_BUCKET, &workers), (ROUTERS_BUCKET, &routers)] {
             let what = format!("bucket {name}");
             match Bucket::existing(&context, name).await {
                 Ok(bucket) => {
-                    standing.good(&what);
+                    troubles.good(&what);
                     found.send_if_modified(|found| {
                         let first = found.is_none() && bucket.is_some();
                         *found = found.take().or(bucket);
                         first
                     });
                 }
-                Err(error) => standing.bad(&what, error.fault(), error.to_string(), NOT_READ),
+                Err(error) => troubles.bad(&what, error.fault(), error.to_string(), NOT_READ),
             }
         }
         tokio::select! {
@@ -235,36 +235,36 @@ async fn inspect(
     client: &Client,
     context: &jetstream::Context,
     replicas: usize,
-    standing: &Standing,
+    troubles: &Troubles,
 ) -> Option<Buckets> {
     let (major, minor) = OLDEST_SERVER;
     if !client.is_server_compatible(i64::from(major), i64::from(minor), 0) {
         let version = client.server_info().version;
         let detail = format!("version {version} has no per-message TTL: leases of dead nodes would never lapse");
-        standing.bad("server", Fault::OldServer, detail, NOTHING_WRITTEN);
+        troubles.bad("server", Fault::OldServer, detail, NOTHING_WRITTEN);
         return None;
     }
-    standing.good("server");
+    troubles.good("server");
     let buckets = match try_open(context, replicas).await {
         Ok(buckets) => buckets,
         Err(error) => {
-            standing.bad("buckets", error.fault(), error.to_string(), NOTHING_WRITTEN);
+            troubles.bad("buckets", error.fault(), error.to_string(), NOTHING_WRITTEN);
             return None;
         }
     };
-    standing.good("buckets");
+    troubles.good("buckets");
     for bucket in [&buckets.workers, &buckets.nodes, &buckets.routers] {
         let what = format!("bucket {}", bucket.name());
         match bucket.remarks().first() {
-            None => standing.good(&what),
-            Some(remark) => standing.bad(&what, remark.fault(), remark.to_string(), AS_FOUND),
+            None => troubles.good(&what),
+            Some(remark) => troubles.bad(&what, remark.fault(), remark.to_string(), AS_FOUND),
         }
     }
     match open_deaths(context, replicas).await {
-        Ok(()) => standing.good(DEATHS_STREAM),
+        Ok(()) => troubles.good(DEATHS_STREAM),
         Err(error) => {
             let cost = "death certificates are not kept on the server";
-            standing.bad(DEATHS_STREAM, Fault::of(&*error), error.to_string(), cost);
+            troubles.bad(DEATHS_STREAM, Fault::of(&*error), error.to_string(), cost);
         }
     }
     Some(buckets)

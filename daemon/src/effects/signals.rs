@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_nats::{Client, Subject};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
-use lastgasp_protocol::kv::{Bucket, Change, Value, backoff};
+use lastgasp_protocol::kv::{Bucket, Change, Content, backoff};
 use lastgasp_protocol::{Answer, MigrateSignal, Name, Phase, RouterLease};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -193,12 +193,12 @@ async fn follow_routers_once(
                 let Ok(router) = Name::from_token(&entry.key) else { continue };
                 match entry.value {
                     // What is no lease says nothing: neither that there is a router nor that it is gone.
-                    Value::Put(value) => {
+                    Content::Put(value) => {
                         if RouterLease::parse(&value).is_ok_and(|lease| lease.router == router) {
                             listed.insert(router);
                         }
                     }
-                    Value::Deleted | Value::Expired => drop(listed.remove(&router)),
+                    Content::Deleted | Content::Expired => drop(listed.remove(&router)),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! `kind = "exec"`: a program that reads the notice from its standard input.
+//! `kind = "exec"`: a program that reads the notification from its standard input.
 
 use std::process::Stdio;
 
@@ -7,16 +7,16 @@ use nix::unistd::Pid;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use super::Failure;
+use super::DeliveryFailure;
 
 /// Where programs are looked for that are not named with a path.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program, without a shell and with nothing in its environment but `PATH`. Dropped before
 /// the end, the program and what it has started are killed.
-pub(super) async fn run(command: &[String], body: &[u8]) -> Result<(), Failure> {
+pub(super) async fn run(command: &[String], body: &[u8]) -> Result<(), DeliveryFailure> {
     let [program, arguments @ ..] = command else {
-        return Err(Failure::Refused("no program is named".to_owned()));
+        return Err(DeliveryFailure::Refused("no program is named".to_owned()));
     };
     let child = Command::new(program)
         .args(arguments)
@@ -29,15 +29,15 @@ pub(super) async fn run(command: &[String], body: &[u8]) -> Result<(), Failure> 
         .process_group(0)
         .kill_on_drop(true)
         .spawn();
-    let mut child = child.map_err(|error| Failure::Later(format!("{program}: {error}")))?;
+    let mut child = child.map_err(|error| DeliveryFailure::Later(format!("{program}: {error}")))?;
     let group = Group(child.id());
     if let Some(mut stdin) = child.stdin.take() {
         // A program may end without reading it.
         let _ = stdin.write_all(body).await;
     }
-    let status = child.wait().await.map_err(|error| Failure::Later(format!("{program}: {error}")))?;
+    let status = child.wait().await.map_err(|error| DeliveryFailure::Later(format!("{program}: {error}")))?;
     group.ended();
-    if status.success() { Ok(()) } else { Err(Failure::Later(format!("{program}: {status}"))) }
+    if status.success() { Ok(()) } else { Err(DeliveryFailure::Later(format!("{program}: {status}"))) }
 }
 
 /// The program's process group, which has the program's pid for its number.

@@ -35,7 +35,7 @@ impl<Command> Handle<Command> {
         let told = self.commands.try_send(command).is_ok();
         if !told {
             tracing::error!(sink = self.name, "notification lost: the sink's queue is full");
-            self.metrics.lose(Loss::NoticeQueue, 1);
+            self.metrics.lose(Loss::NotificationQueue, 1);
         }
         told
     }

@@ -1,10 +1,10 @@
-//! Notices to what does not read NATS: a load balancer, a router of another make, a pager.
+//! Notifications to what does not read NATS: a load balancer, a router of another make, a pager.
 //!
 //! What is told is what discovery says by then: a record that stands, or that is gone, acknowledged
-//! by the server. The supervisor only puts a notice into a queue that has a bound. Everything else
+//! by the server. The supervisor only puts a notification into a queue that has a bound. Everything else
 //! happens on the side thread: one lane per sink and place, a time limit, retries with growing
-//! pauses. A notice that cannot be delivered is counted and said, and holds up nobody but the
-//! notices behind it.
+//! pauses. A notification that cannot be delivered is counted and said, and holds up nobody but the
+//! notifications behind it.
 
 pub mod dynamo;
 mod etcd;
@@ -33,10 +33,10 @@ use crate::metrics::Metrics;
 /// Pauses between tries: the first one, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// What a notice tells.
+/// What a notification tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NoticeKind {
+pub enum NotificationKind {
     /// The worker is listed and takes new work.
     Serving,
     /// It is listed and takes no new work for now.
@@ -49,7 +49,7 @@ pub enum NoticeKind {
     Certificate,
 }
 
-impl NoticeKind {
+impl NotificationKind {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Serving, Self::Unready, Self::Draining, Self::Withdrawn, Self::Certificate];
 
@@ -66,7 +66,7 @@ impl NoticeKind {
     }
 }
 
-impl From<WorkerState> for NoticeKind {
+impl From<WorkerState> for NotificationKind {
     fn from(state: WorkerState) -> Self {
         match state {
             WorkerState::Serving => Self::Serving,
@@ -78,11 +78,11 @@ impl From<WorkerState> for NoticeKind {
 
 /// What a sink gets, as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Notice {
+pub struct Notification {
     /// Always [`lastgasp_protocol::SCHEMA`].
     pub schema: u32,
     /// What it tells.
-    pub event: NoticeKind,
+    pub event: NotificationKind,
     /// When.
     pub at: Timestamp,
     /// Name of the node.
@@ -138,7 +138,7 @@ impl System {
 
 /// What was done about a worker, for its certificate.
 #[derive(Debug)]
-pub struct Told {
+pub struct BridgeReport {
     /// To whom, or where.
     pub system: System,
     /// Its name.
@@ -150,7 +150,7 @@ pub struct Told {
 }
 
 /// Takes what was done, on any thread.
-pub type Report = Arc<dyn Fn(Told) + Send + Sync>;
+pub type Report = Arc<dyn Fn(BridgeReport) + Send + Sync>;
 
 /// Whether a life that was lost for this will not serve again, as a rule: some of it is near-certain
 /// evidence that is taken back now and then.
@@ -176,7 +176,7 @@ pub const fn is_final(kind: CauseKind) -> bool {
 
 /// One try.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum DeliveryFailure {
     /// Another try may succeed.
     #[error("{0}")]
     Later(String),
@@ -193,13 +193,13 @@ pub struct Notifier {
     dynamos: Vec<Dynamo>,
     metrics: Metrics,
     /// What was told of the listing of each worker, so that a renewal is no news.
-    told: HashMap<Name, (Incarnation, u64, NoticeKind)>,
+    told: HashMap<Name, (Incarnation, u64, NotificationKind)>,
 }
 
 #[derive(Debug)]
 struct Sink {
     config: Arc<NotifyConfig>,
-    lanes: Vec<mpsc::Sender<Arc<Notice>>>,
+    lanes: Vec<mpsc::Sender<Arc<Notification>>>,
 }
 
 impl Notifier {
@@ -245,105 +245,105 @@ impl Notifier {
 
     /// A worker is known, with its id in Infera, and its instance in Dynamo if that is configured.
     pub fn known(&self, worker: &Name, infera_id: &str, dynamo_instance: Option<u64>) {
-        self.tell_inferas(&infera::Command::Watch(worker.clone(), infera_id.to_owned()));
-        self.tell_dynamos(&dynamo::Command::Watch(worker.clone(), dynamo_instance));
+        self.tell_inferas(&infera::InferaCommand::Watch(worker.clone(), infera_id.to_owned()));
+        self.tell_dynamos(&dynamo::DynamoCommand::Watch(worker.clone(), dynamo_instance));
     }
 
     /// A worker has begun a life, or has another companion: the root, and what else belongs to it.
     pub fn lives(&self, worker: &Name, processes: Vec<ProcessId>) {
-        self.tell_dynamos(&dynamo::Command::Lives(worker.clone(), processes));
+        self.tell_dynamos(&dynamo::DynamoCommand::Lives(worker.clone(), processes));
     }
 
     /// A worker will not be heard of again.
     pub fn forget(&mut self, worker: &Name) {
         self.told.remove(worker);
-        self.tell_inferas(&infera::Command::Forget(worker.clone()));
-        self.tell_dynamos(&dynamo::Command::Forget(worker.clone()));
+        self.tell_inferas(&infera::InferaCommand::Forget(worker.clone()));
+        self.tell_dynamos(&dynamo::DynamoCommand::Forget(worker.clone()));
     }
 
     /// A worker would serve, though it is not listed yet.
     pub fn recovers(&self, worker: &Name) {
-        self.tell_inferas(&infera::Command::Recovers(worker.clone()));
+        self.tell_inferas(&infera::InferaCommand::Recovers(worker.clone()));
     }
 
     /// These are withdrawn for one cause, still run, and hand over what can be moved. How many reports will
     /// come of each.
     pub fn hands_over(&self, leaving: &[Lost]) -> usize {
-        self.tell_inferas(&infera::Command::HandsOver(leaving.to_vec()))
+        self.tell_inferas(&infera::InferaCommand::HandsOver(leaving.to_vec()))
     }
 
     /// These are over and withdrawn, for one cause. How many reports will come of each.
     pub fn lost(&self, lost: &[Lost]) -> usize {
-        self.tell_inferas(&infera::Command::Lost(lost.to_vec()))
+        self.tell_inferas(&infera::InferaCommand::Lost(lost.to_vec()))
     }
 
     /// These are lost, for what was seen at one time, whatever our own discovery says by now. How many
     /// reports will come of each.
     pub fn out_of_dynamo(&self, lost: &[Lost]) -> usize {
-        self.tell_dynamos(&dynamo::Command::Lost(lost.to_vec()))
+        self.tell_dynamos(&dynamo::DynamoCommand::Lost(lost.to_vec()))
     }
 
-    fn tell_inferas(&self, command: &infera::Command) -> usize {
+    fn tell_inferas(&self, command: &infera::InferaCommand) -> usize {
         self.inferas.iter().filter(|infera| infera.0.tell(command.clone())).count()
     }
 
-    fn tell_dynamos(&self, command: &dynamo::Command) -> usize {
+    fn tell_dynamos(&self, command: &dynamo::DynamoCommand) -> usize {
         self.dynamos.iter().filter(|dynamo| dynamo.0.tell(command.clone())).count()
     }
 
-    /// Puts a notice into the queues. Never waits; where there is no room it is lost, and counted.
-    pub fn tell(&mut self, notice: Notice) {
-        self.put(notice, true);
+    /// Puts a notification into the queues. Never waits; where there is no room it is lost, and counted.
+    pub fn tell(&mut self, notification: Notification) {
+        self.put(notification, true);
     }
 
     /// The same, of a record that another verdict on the same worker has overtaken on its way: nothing
     /// changes in Dynamo's discovery, which did not wait for the record at that verdict.
-    pub fn tell_overtaken(&mut self, notice: Notice) {
-        self.put(notice, false);
+    pub fn tell_overtaken(&mut self, notification: Notification) {
+        self.put(notification, false);
     }
 
-    fn put(&mut self, notice: Notice, is_present: bool) {
-        match notice.event {
-            NoticeKind::Certificate => {}
-            NoticeKind::Withdrawn => _ = self.told.remove(&notice.worker),
+    fn put(&mut self, notification: Notification, is_present: bool) {
+        match notification.event {
+            NotificationKind::Certificate => {}
+            NotificationKind::Withdrawn => _ = self.told.remove(&notification.worker),
             listed => {
-                let news = (notice.incarnation.clone(), notice.epoch, listed);
-                if self.told.insert(notice.worker.clone(), news.clone()) == Some(news) {
+                let news = (notification.incarnation.clone(), notification.epoch, listed);
+                if self.told.insert(notification.worker.clone(), news.clone()) == Some(news) {
                     return;
                 }
-                let worker = notice.worker.clone();
-                if listed == NoticeKind::Serving {
-                    self.tell_inferas(&infera::Command::Serves(worker.clone()));
+                let worker = notification.worker.clone();
+                if listed == NotificationKind::Serving {
+                    self.tell_inferas(&infera::InferaCommand::Serves(worker.clone()));
                     if is_present {
-                        self.tell_dynamos(&dynamo::Command::Serves(worker));
+                        self.tell_dynamos(&dynamo::DynamoCommand::Serves(worker));
                     }
                 } else {
-                    if listed == NoticeKind::Draining {
-                        self.tell_inferas(&infera::Command::Drains(worker.clone()));
+                    if listed == NotificationKind::Draining {
+                        self.tell_inferas(&infera::InferaCommand::Drains(worker.clone()));
                     }
                     if is_present {
-                        self.tell_dynamos(&dynamo::Command::Leaves(worker));
+                        self.tell_dynamos(&dynamo::DynamoCommand::Leaves(worker));
                     }
                 }
             }
         }
-        let notice = Arc::new(notice);
+        let notification = Arc::new(notification);
         for Sink { config, lanes } in &self.sinks {
-            if !config.on.contains(&notice.event) {
+            if !config.on.contains(&notification.event) {
                 continue;
             }
             // What is told of one worker stays in order.
             let mut hasher = DefaultHasher::new();
-            notice.worker.hash(&mut hasher);
+            notification.worker.hash(&mut hasher);
             let lane = usize::try_from(hasher.finish() % lanes.len() as u64).unwrap_or_default();
-            if lanes[lane].try_send(Arc::clone(&notice)).is_err() {
-                tracing::error!(sink = config.name, worker = %notice.worker, event = notice.event.as_str(), "notification lost: the sink's queue is full");
-                self.metrics.lose(Loss::NoticeQueue, 1);
+            if lanes[lane].try_send(Arc::clone(&notification)).is_err() {
+                tracing::error!(sink = config.name, worker = %notification.worker, event = notification.event.as_str(), "notification lost: the sink's queue is full");
+                self.metrics.lose(Loss::NotificationQueue, 1);
             }
         }
     }
 
-    /// Notices that are in queues or under way: what is lost if the daemon ends now.
+    /// Notifications that are in queues or under way: what is lost if the daemon ends now.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let lanes = self.sinks.iter().flat_map(|sink| &sink.lanes);
@@ -352,19 +352,24 @@ impl Notifier {
 }
 
 /// Delivers what comes, one after the other, until the notifier is dropped.
-async fn lane(config: Arc<NotifyConfig>, mut notices: mpsc::Receiver<Arc<Notice>>, metrics: Metrics) {
+async fn lane(config: Arc<NotifyConfig>, mut notifications: mpsc::Receiver<Arc<Notification>>, metrics: Metrics) {
     let client = match &config.kind {
         NotifyKind::Webhook(hook) => Some(webhook::Client::new(hook)),
         NotifyKind::Exec { .. } => None,
     };
-    while let Some(notice) = notices.recv().await {
-        deliver(&config, client.as_ref(), &notice, &metrics).await;
+    while let Some(notification) = notifications.recv().await {
+        deliver(&config, client.as_ref(), &notification, &metrics).await;
     }
 }
 
-async fn deliver(config: &NotifyConfig, client: Option<&webhook::Client>, notice: &Notice, metrics: &Metrics) {
-    let body = serde_json::to_vec(notice).expect("texts, numbers and lists of them");
-    let count = |outcome: &str| metrics.notify.with_label_values(&[config.name.as_str(), outcome]).inc();
+async fn deliver(
+    config: &NotifyConfig,
+    client: Option<&webhook::Client>,
+    notification: &Notification,
+    metrics: &Metrics,
+) {
+    let body = serde_json::to_vec(notification).expect("texts, numbers and lists of them");
+    let count = |outcome: &str| metrics.notifications.with_label_values(&[config.name.as_str(), outcome]).inc();
     let (mut pause, longest) = PAUSES;
     for attempt in 1..=config.attempts {
         let once = async {
@@ -378,14 +383,14 @@ async fn deliver(config: &NotifyConfig, client: Option<&webhook::Client>, notice
         let failure = match tried {
             Ok(Ok(())) => return count("delivered"),
             Ok(Err(failure)) => failure,
-            Err(_) => Failure::Later(format!("no end within {} ms", config.timeout.as_millis())),
+            Err(_) => DeliveryFailure::Later(format!("no end within {} ms", config.timeout.as_millis())),
         };
-        let last = attempt == config.attempts || matches!(failure, Failure::Refused(_));
-        let (sink, worker, event) = (config.name.as_str(), &notice.worker, notice.event.as_str());
+        let last = attempt == config.attempts || matches!(failure, DeliveryFailure::Refused(_));
+        let (sink, worker, event) = (config.name.as_str(), &notification.worker, notification.event.as_str());
         if last {
             tracing::error!(sink, %worker, event, attempt, error = %failure, "notification lost: the sink refused it, or every try failed");
-            metrics.lose(Loss::Notice, 1);
-            return count(if matches!(failure, Failure::Refused(_)) { "refused" } else { "given_up" });
+            metrics.lose(Loss::Notification, 1);
+            return count(if matches!(failure, DeliveryFailure::Refused(_)) { "refused" } else { "given_up" });
         }
         tracing::warn!(sink, %worker, event, attempt, error = %failure, "notification not delivered yet: another try follows");
         count("retried");
@@ -399,8 +404,8 @@ async fn deliver(config: &NotifyConfig, client: Option<&webhook::Client>, notice
 mod tests {
     use super::*;
 
-    pub(super) fn notice(worker: &str, event: NoticeKind) -> Notice {
-        Notice {
+    pub(super) fn notification(worker: &str, event: NotificationKind) -> Notification {
+        Notification {
             schema: lastgasp_protocol::SCHEMA,
             event,
             at: "2026-11-29T17:00:00Z".parse().unwrap(),
@@ -419,7 +424,7 @@ mod tests {
         NotifyConfig {
             name: "exec-0".into(),
             kind: NotifyKind::Exec { command: command.iter().map(|&part| part.to_owned()).collect() },
-            on: NoticeKind::ALL.to_vec(),
+            on: NotificationKind::ALL.to_vec(),
             timeout: Duration::from_secs(5),
             attempts,
             concurrency: 1,
@@ -428,7 +433,7 @@ mod tests {
     }
 
     fn counted(metrics: &Metrics, outcome: &str) -> u64 {
-        metrics.notify.with_label_values(&["exec-0", outcome]).get()
+        metrics.notifications.with_label_values(&["exec-0", outcome]).get()
     }
 
     fn lost(metrics: &Metrics, kind: &str) -> u64 {
@@ -437,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_json_has_the_names_that_scripts_rely_on() {
-        let json = serde_json::to_value(notice("vllm-0", NoticeKind::Withdrawn)).unwrap();
+        let json = serde_json::to_value(notification("vllm-0", NotificationKind::Withdrawn)).unwrap();
         assert_eq!(
             json,
             serde_json::json!({
@@ -450,7 +455,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_fails_is_tried_again_and_then_given_up() {
         let metrics = Metrics::new();
-        deliver(&config(&["false"], 3, 1), None, &notice("w", NoticeKind::Serving), &metrics).await;
+        deliver(&config(&["false"], 3, 1), None, &notification("w", NotificationKind::Serving), &metrics).await;
         assert_eq!((counted(&metrics, "retried"), counted(&metrics, "given_up")), (2, 1));
         assert_eq!(lost(&metrics, "delivery"), 1);
     }
@@ -467,7 +472,7 @@ mod tests {
         );
         // Nobody takes anything out before this task waits.
         for worker in ["a", "b", "c", "d"] {
-            notifier.tell(notice(worker, NoticeKind::Withdrawn));
+            notifier.tell(notification(worker, NotificationKind::Withdrawn));
         }
         assert_eq!((lost(&metrics, "queue"), notifier.waiting()), (2, 2));
     }
@@ -482,8 +487,13 @@ mod tests {
             &tokio::runtime::Handle::current(),
             &metrics,
         );
-        for event in [NoticeKind::Serving, NoticeKind::Serving, NoticeKind::Withdrawn, NoticeKind::Serving] {
-            notifier.tell(notice("a", event));
+        for event in [
+            NotificationKind::Serving,
+            NotificationKind::Serving,
+            NotificationKind::Withdrawn,
+            NotificationKind::Serving,
+        ] {
+            notifier.tell(notification("a", event));
         }
         assert_eq!(notifier.waiting(), 3);
     }
@@ -491,11 +501,11 @@ mod tests {
     #[tokio::test]
     async fn a_sink_gets_only_what_it_asks_for() {
         let metrics = Metrics::new();
-        let only = NotifyConfig { on: vec![NoticeKind::Withdrawn], ..config(&["cat"], 1, 16) };
+        let only = NotifyConfig { on: vec![NotificationKind::Withdrawn], ..config(&["cat"], 1, 16) };
         let mut notifier =
             Notifier::start(&[only], Vec::new(), Vec::new(), &tokio::runtime::Handle::current(), &metrics);
-        notifier.tell(notice("a", NoticeKind::Serving));
-        notifier.tell(notice("a", NoticeKind::Withdrawn));
+        notifier.tell(notification("a", NotificationKind::Serving));
+        notifier.tell(notification("a", NotificationKind::Withdrawn));
         assert_eq!(notifier.waiting(), 1);
     }
 
@@ -505,10 +515,10 @@ mod tests {
         let (handle, mut told) = handle::Handle::new("dynamo-0", 1, &metrics);
         let side = tokio::runtime::Handle::current();
         let mut notifier = Notifier::start(&[], Vec::new(), vec![Dynamo(handle)], &side, &metrics);
-        notifier.tell_overtaken(notice("a", NoticeKind::Serving));
-        notifier.tell_overtaken(notice("a", NoticeKind::Draining));
-        notifier.tell(Notice { epoch: 2, ..notice("a", NoticeKind::Serving) });
-        assert!(matches!(told.recv().await, Some(dynamo::Command::Serves(_))));
+        notifier.tell_overtaken(notification("a", NotificationKind::Serving));
+        notifier.tell_overtaken(notification("a", NotificationKind::Draining));
+        notifier.tell(Notification { epoch: 2, ..notification("a", NotificationKind::Serving) });
+        assert!(matches!(told.recv().await, Some(dynamo::DynamoCommand::Serves(_))));
         assert!(told.try_recv().is_err());
     }
 }

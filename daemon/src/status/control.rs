@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::UdsConnectInfo;
 
 use super::proto::{self, Commanded, DrainRequest, UndrainRequest, WithdrawRequest};
-use crate::core::{Command, Refused};
+use crate::core::{Command, RefusedCommand};
 
 /// Longest reason, in bytes: with who asked for it, it fits into a record.
 pub const MAX_REASON: usize = 200;
@@ -42,7 +42,7 @@ pub enum CommandError {
         /// Which worker.
         worker: String,
         /// Why.
-        refused: Refused,
+        refused: RefusedCommand,
     },
     /// The daemon changes nothing.
     #[error("mode = \"observe\" changes nothing; run the daemon with mode = \"enforce\" for that")]

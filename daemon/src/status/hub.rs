@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn event(summary: usize) -> Event {
-        Event { kind: "notice".into(), summary: summary.to_string(), ..Event::default() }
+        Event { kind: "note".into(), summary: summary.to_string(), ..Event::default() }
     }
 
     #[test]

@@ -18,8 +18,8 @@ mod tests;
 
 pub use self::hub::{DEATHS, HISTORY, StatusHub};
 pub use self::proto::{
-    ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProbeStatus, ProcessStatus, RouterStatus,
-    WorkerStatus,
+    ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProcessStatus, ProgramStatus,
+    RouterStatus, WorkerStatus,
 };
 pub use self::server::{StatusError, StatusServer};
 

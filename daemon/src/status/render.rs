@@ -83,11 +83,22 @@ pub fn status(status: &NodeStatus, now: Timestamp, style: Style) -> String {
 }
 
 fn head(status: &NodeStatus, now: Timestamp, style: Style) -> String {
-    let NodeStatus { node, mode, version, sensor, sensor_reason, nats, nats_url, lease, started_at, ready, .. } =
-        status;
-    let because = if sensor_reason.is_empty() { String::new() } else { format!(" ({sensor_reason})") };
+    let NodeStatus {
+        node,
+        mode,
+        version,
+        death_source,
+        death_source_reason,
+        nats,
+        nats_url,
+        lease,
+        started_at,
+        ready,
+        ..
+    } = status;
+    let because = if death_source_reason.is_empty() { String::new() } else { format!(" ({death_source_reason})") };
     let nats_colour = if nats == "connected" { GREEN } else { RED };
-    let sensor_colour = if sensor == "ebpf" { GREEN } else { YELLOW };
+    let source_colour = if death_source == "ebpf" { GREEN } else { YELLOW };
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -100,8 +111,8 @@ fn head(status: &NodeStatus, now: Timestamp, style: Style) -> String {
     );
     let _ = writeln!(
         out,
-        "sensor {}{}  nats {} {}  lease {}  routers {}",
-        style.paint(sensor_colour, &clean(sensor)),
+        "death source {}{}  nats {} {}  lease {}  routers {}",
+        style.paint(source_colour, &clean(death_source)),
         clean(&because),
         style.paint(nats_colour, &clean(nats)),
         clean(nats_url),
@@ -255,7 +266,7 @@ pub fn event(event: &Event, style: Style) -> String {
     let Event { at, kind, worker, summary, certificate_json: _ } = event;
     let colour = match kind.as_str() {
         "certificate" => RED,
-        "notice" => YELLOW,
+        "note" => YELLOW,
         _ => BOLD,
     };
     let worker = if worker.is_empty() { "-" } else { worker };
@@ -304,7 +315,7 @@ pub(crate) fn clean(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{LossStatus, ProbeStatus};
+    use super::super::{LossStatus, ProgramStatus};
     use super::*;
 
     fn at(text: &str) -> Timestamp {
@@ -317,7 +328,7 @@ mod tests {
             node: "gpu-a".into(),
             mode: "enforce".into(),
             version: "0.1.0".into(),
-            sensor: "ebpf".into(),
+            death_source: "ebpf".into(),
             nats: "connected".into(),
             nats_url: "nats://127.0.0.1:4222".into(),
             lease: "held".into(),
@@ -356,12 +367,12 @@ mod tests {
                     ..WorkerStatus::default()
                 },
             ],
-            probes: vec![
-                ProbeStatus { name: "sched_process_exit".into(), on: true, reason: String::new() },
-                ProbeStatus { name: "mark_victim".into(), on: false, reason: "no uid field".into() },
+            kernel_programs: vec![
+                ProgramStatus { name: "sched_process_exit".into(), on: true, reason: String::new() },
+                ProgramStatus { name: "mark_victim".into(), on: false, reason: "no uid field".into() },
             ],
             degraded: vec![Degradation {
-                what: "probe mark_victim".into(),
+                what: "program mark_victim".into(),
                 reason: "no uid field".into(),
                 cost: "an OOM kill looks like any other SIGKILL".into(),
                 fix: String::new(),
@@ -378,7 +389,7 @@ mod tests {
             status(&node(), at("2026-11-29T18:02:03Z"), Style::Plain),
             "\
 gpu-a  lastgasp 0.1.0  up 1h2m  mode enforce
-sensor ebpf  nats connected nats://127.0.0.1:4222  lease held  routers 0
+death source ebpf  nats connected nats://127.0.0.1:4222  lease held  routers 0
 
 WORKER    STATE    FOR   ENGINE  ROOT  CRITICAL  EPOCH  REVISION  HEALTH         LAST EVIDENCE
 vllm-0    serving  1h1m  vllm    4242  1/1       1      42        watch serving  serving 1h1m ago
@@ -388,7 +399,7 @@ vllm-0: in pod 8f3a2c51-7f0e-4c3b-9d34-0a1b2c3d4e5f, container 3e5c0f6c1d2b cont
 sglang-0: still alive: sglang::scheduler_TP1 (pid 5001)
 
 doing without
-  probe mark_victim: no uid field; so an OOM kill looks like any other SIGKILL
+  program mark_victim: no uid field; so an OOM kill looks like any other SIGKILL
 
 information lost
   process_exit at ring: 3
@@ -439,7 +450,7 @@ vllm-0 on gpu-a: serving for 1h1m
     fn the_json_has_the_names_that_scripts_rely_on() {
         let json = serde_json::to_value(node()).unwrap();
         assert_eq!(json["node"], "gpu-a");
-        assert_eq!(json["sensor"], "ebpf");
+        assert_eq!(json["death_source"], "ebpf");
         assert_eq!(json["nats"], "connected");
         assert_eq!(json["workers"][0]["worker"], "vllm-0");
         assert_eq!(json["workers"][0]["state"], "serving");
@@ -447,7 +458,7 @@ vllm-0 on gpu-a: serving for 1h1m
         assert_eq!(json["workers"][0]["root"]["tgid"], 4242);
         assert_eq!(json["workers"][0]["processes"][0]["title"], "VLLM::EngineCore");
         assert_eq!(json["workers"][1]["root"], Value::Null);
-        assert_eq!(json["probes"][1]["on"], false);
+        assert_eq!(json["kernel_programs"][1]["on"], false);
     }
 
     #[test]

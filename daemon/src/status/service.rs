@@ -78,7 +78,7 @@ impl proto::status_server::Status for StatusService {
 fn missed_events(missed: u64) -> Event {
     Event {
         at: render::now(),
-        kind: "notice".to_owned(),
+        kind: "note".to_owned(),
         summary: format!("{missed} events are missing here: they were not read in time"),
         ..Event::default()
     }

@@ -52,8 +52,8 @@ fn daemon() -> Daemon {
     Daemon { hub, metrics, socket, http, serving: tokio::spawn(server.serve()), _folder: folder }
 }
 
-fn notice(summary: &str) -> Event {
-    Event { at: render::now(), kind: "notice".into(), summary: summary.into(), ..Event::default() }
+fn note(summary: &str) -> Event {
+    Event { at: render::now(), kind: "note".into(), summary: summary.into(), ..Event::default() }
 }
 
 async fn get(url: String) -> (u16, String) {
@@ -75,11 +75,11 @@ async fn what_is_published_is_told() {
 #[tokio::test]
 async fn a_follower_gets_old_events_and_new_ones_in_order() {
     let daemon = daemon();
-    daemon.hub.event(notice("before"));
+    daemon.hub.event(note("before"));
     let mut client = client::connect(&daemon.socket).await.unwrap();
     let mut events = client.events(EventsRequest { follow: true }).await.unwrap().into_inner();
     assert_eq!(events.next().await.unwrap().unwrap().summary, "before");
-    daemon.hub.event(notice("after"));
+    daemon.hub.event(note("after"));
     assert_eq!(events.next().await.unwrap().unwrap().summary, "after");
 
     let past = client.events(EventsRequest { follow: false }).await.unwrap().into_inner();
@@ -94,7 +94,7 @@ async fn a_follower_that_is_too_slow_is_told_what_it_missed() {
     let mut events = client.events(EventsRequest { follow: true }).await.unwrap().into_inner();
     // More than history, channel and the stream's window hold, without giving the server a turn.
     for number in 0..4 * HISTORY {
-        daemon.hub.event(notice(&number.to_string()));
+        daemon.hub.event(note(&number.to_string()));
     }
     let mut missed = false;
     loop {
@@ -173,7 +173,7 @@ async fn the_page_is_allowed_its_own_script_and_style_and_nothing_else() {
 #[tokio::test]
 async fn the_feed_begins_with_what_is_known_and_goes_on() {
     let daemon = daemon();
-    daemon.hub.event(notice("before"));
+    daemon.hub.event(note("before"));
     let mut response = reqwest::get(format!("{}/feed", daemon.http)).await.unwrap();
     let mut text = String::new();
     let mut until = async |what: &str| {
@@ -184,7 +184,7 @@ async fn the_feed_begins_with_what_is_known_and_goes_on() {
     until("\"summary\":\"before\"").await;
     until("event: deaths\ndata: []").await;
     until("\"node\":\"gpu-a\"").await;
-    daemon.hub.event(notice("after\nwith a line break"));
+    daemon.hub.event(note("after\nwith a line break"));
     until("after\\nwith a line break").await;
     daemon.metrics.deaths.with_label_values(&["hung"]).inc();
     until("\"name\":\"deaths\"").await;
@@ -204,7 +204,7 @@ async fn pages_beyond_the_limit_are_refused_and_their_places_are_given_back() {
     assert_eq!((refused.status().as_u16(), open.len()), (503, 32));
     open.clear();
     while reqwest::get(format!("{}/feed", daemon.http)).await.unwrap().status() != 200 {
-        daemon.hub.event(notice("somebody is written to, and found gone"));
+        daemon.hub.event(note("somebody is written to, and found gone"));
     }
 }
 

@@ -9,7 +9,7 @@ use lastgasp_protocol::Incarnation;
 
 use crate::config::{Find, Mode, OnLost};
 use crate::core::{Nanos, ProcessId, State, WorkerId};
-use crate::effects::actions::{self, Act, Done, Outcome};
+use crate::effects::actions::{self, Act, ActionOutcome, ActionReport};
 use crate::effects::deaths::MomentKind;
 use crate::sensors::proc;
 
@@ -69,7 +69,7 @@ impl Supervisor {
         };
         if self.config.mode == Mode::Observe {
             let detail = "mode = \"observe\"".to_owned();
-            self.acted(worker, &Done { act, outcome: Outcome::Observed, detail });
+            self.acted(worker, &ActionReport { act, outcome: ActionOutcome::Observed, detail });
         } else if !self.actions.iter().any(this) {
             let grace = slot.config.reap_grace;
             let (incarnation, proven) = (slot.incarnation.clone(), slot.proof == Proof::Shown);
@@ -224,7 +224,7 @@ impl Supervisor {
         }
         if self.config.mode == Mode::Observe {
             let detail = "mode = \"observe\"".to_owned();
-            self.acted(worker, &Done { act: Act::Sever, outcome: Outcome::Observed, detail });
+            self.acted(worker, &ActionReport { act: Act::Sever, outcome: ActionOutcome::Observed, detail });
             return;
         }
         if slot.proof != Proof::Shown {
@@ -249,12 +249,12 @@ impl Supervisor {
     }
 
     /// Something was done. A root that was asked to end has its grace, and is killed after it.
-    pub(super) fn action_done(&mut self, worker: WorkerId, root: ProcessId, done: &[Done]) {
+    pub(super) fn action_done(&mut self, worker: WorkerId, root: ProcessId, done: &[ActionReport]) {
         for done in done {
             self.acted(worker, done);
         }
         let severed = done.first().is_some_and(|done| done.act == Act::Sever);
-        let asked = done.iter().any(|done| done.act == Act::Terminate && done.outcome == Outcome::Done);
+        let asked = done.iter().any(|done| done.act == Act::Terminate && done.outcome == ActionOutcome::Done);
         let now = proc::monotonic_now();
         self.actions.retain_mut(|pending| {
             if pending.worker != worker || pending.root != root || severed != (pending.act == Act::Sever) {
@@ -265,22 +265,22 @@ impl Supervisor {
         });
     }
 
-    fn acted(&mut self, worker: WorkerId, done: &Done) {
-        let Done { act, outcome, detail } = done;
+    fn acted(&mut self, worker: WorkerId, done: &ActionReport) {
+        let ActionReport { act, outcome, detail } = done;
         let name = self.name(worker).clone();
         self.metrics.actions.with_label_values(&[act.as_str(), outcome.as_str()]).inc();
         tracing::warn!(worker = %name, action = act.as_str(), outcome = outcome.as_str(), detail, "on_lost");
         // That somebody had gone before is no news in a certificate.
-        if *outcome != Outcome::Gone {
+        if *outcome != ActionOutcome::Gone {
             let text = format!("{}: {detail}", outcome.as_str());
             self.deaths.moment(worker, MomentKind::Effect, act.as_str(), text, proc::monotonic_now());
-            self.tell_notice(&name, format!("{} {}: {detail}", act.as_str(), outcome.as_str()));
+            self.note(&name, format!("{} {}: {detail}", act.as_str(), outcome.as_str()));
         }
     }
 }
 
-fn unproven(act: Act) -> Done {
+fn unproven(act: Act) -> ActionReport {
     let detail = "the processes found were not seen to listen where the worker does, nor to have the engine's titles; \
                   correct worker.find or worker.endpoint";
-    Done { act, outcome: Outcome::Unproven, detail: detail.to_owned() }
+    ActionReport { act, outcome: ActionOutcome::Unproven, detail: detail.to_owned() }
 }

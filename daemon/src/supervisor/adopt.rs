@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lastgasp_protocol::kv::{Bucket, Change, Entry, Expect, Fault, Value, backoff, jittered};
+use lastgasp_protocol::kv::{Bucket, Change, Content, Entry, Expect, Fault, backoff, jittered};
 use lastgasp_protocol::{Action, Cause, CauseKind, Mode, Name, RecordedProcess, WorkerRecord, WorkerState, Writer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -22,8 +22,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::core::{Effect, Evidence, Exit, Kind, Listing, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::effects::discovery::{LOOK, Present, RECORD_TTL};
-use crate::effects::nats::Link;
-use crate::effects::standing::Standing;
+use crate::effects::nats::ConnectionState;
+use crate::effects::troubles::Troubles;
 use crate::losses::Loss;
 use crate::sensors::proc::{self, listeners};
 
@@ -167,7 +167,7 @@ impl Supervisor {
             self.miss(worker, root, &processes);
             return;
         }
-        if slot.told.as_ref() == Some(&(incarnation.clone(), epoch)) {
+        if slot.signalled.as_ref() == Some(&(incarnation.clone(), epoch)) {
             // It ended under our eyes, before it was known that it had been listed.
             return;
         }
@@ -277,8 +277,8 @@ fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
 pub(super) struct OwnRecords {
     pub(super) node: Name,
     pub(super) bucket: watch::Receiver<Option<Bucket>>,
-    pub(super) link: watch::Receiver<Link>,
-    pub(super) standing: Standing,
+    pub(super) link: watch::Receiver<ConnectionState>,
+    pub(super) troubles: Troubles,
     /// Where registrars learn what is there.
     pub(super) present: watch::Sender<Arc<Present>>,
     pub(super) messages: mpsc::UnboundedSender<Message>,
@@ -294,11 +294,13 @@ impl OwnRecords {
         loop {
             let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
             let Some(open) = open else { return };
-            if self.link.wait_for(|link| *link == Link::Connected).await.is_err() || self.messages.is_closed() {
+            if self.link.wait_for(|link| *link == ConnectionState::Connected).await.is_err()
+                || self.messages.is_closed()
+            {
                 return;
             }
             if let Err(error) = self.once(&open, &mut inherited, &mut attempts).await {
-                self.standing.bad("own records", Fault::of(&*error), error.to_string(), COST);
+                self.troubles.bad("own records", Fault::of(&*error), error.to_string(), COST);
                 // A bucket that was deleted does not say so to those who watch it.
                 if let Err(error) = open.again().await {
                     tracing::debug!(%error, "no bucket, and the daemon cannot make one");
@@ -337,7 +339,7 @@ impl OwnRecords {
                     }
                     Some(Ok(Change::Listed)) => {
                         *attempts = 0;
-                        self.standing.good("own records");
+                        self.troubles.good("own records");
                         if let Some(keys) = listing.take() {
                             self.present.send_replace(Arc::new(Present { asked, keys }));
                         }
@@ -358,7 +360,7 @@ impl OwnRecords {
     }
 
     fn entry(&self, entry: &Entry, inherited: &mut Option<Left>) {
-        let Value::Put(value) = &entry.value else {
+        let Content::Put(value) = &entry.value else {
             // A tombstone of ours holds the record that it ended.
             if let (Some(left), Ok(record)) = (inherited, WorkerRecord::parse(&entry.key, &entry.payload)) {
                 left.ended.push(record);

@@ -8,14 +8,14 @@ use lastgasp_protocol::{
 use crate::config::Mode as RunMode;
 use crate::core::{Effect, Listing, Nanos, State, Timer, WorkerId};
 use crate::effects::deaths::{Deaths, MomentKind};
-use crate::effects::discovery::{Desired, Outcome};
+use crate::effects::discovery::{Desired, WriteOutcome};
 use crate::effects::signals::Answered;
 use crate::fault;
 use crate::losses::Loss;
 use crate::sensors::proc;
 
 use super::Supervisor;
-use super::notices::Aftermath;
+use super::notifications::Aftermath;
 
 /// How a listing ends.
 pub(super) struct Ending {
@@ -62,7 +62,7 @@ impl Supervisor {
                 Effect::List { .. } | Effect::Withdraw(_) => {}
                 Effect::Signal { listing, action, mode, cause } => {
                     if action == Action::Move {
-                        self.workers[listing.worker].told = Some((listing.incarnation.clone(), listing.epoch));
+                        self.workers[listing.worker].signalled = Some((listing.incarnation.clone(), listing.epoch));
                         let mode = mode.unwrap_or(Mode::Lost);
                         self.workers[listing.worker].ending = Some(Ending { cause: cause.clone(), mode, evidence_at });
                     }
@@ -75,15 +75,15 @@ impl Supervisor {
                 }
                 Effect::Recheck { worker, root, process } => self.recheck(worker, root, process),
                 Effect::Arm { worker, timer, at } => drop(self.timers.insert((worker, timer), at)),
-                told @ (Effect::Changed { .. }
+                note @ (Effect::Changed { .. }
                 | Effect::Refined { .. }
                 | Effect::Held { .. }
                 | Effect::HeldDown { .. }) => {
-                    if let Effect::Changed { worker, to: State::Lost | State::Left, cause, .. } = &told {
+                    if let Effect::Changed { worker, to: State::Lost | State::Left, cause, .. } = &note {
                         // Now: its successor may be there by the time that people are told.
                         self.leaves_dynamo(*worker, cause.as_ref());
                     }
-                    self.untold.push((told, proc::monotonic_now()));
+                    self.due_notes.push((note, proc::monotonic_now()));
                 }
             }
         }
@@ -100,22 +100,22 @@ impl Supervisor {
     /// loop need not wait for.
     pub(super) fn tell_people(&mut self) {
         self.leave_dynamo();
-        for (effect, at) in std::mem::take(&mut self.untold) {
+        for (effect, at) in std::mem::take(&mut self.due_notes) {
             match effect {
                 Effect::Changed { worker, from, to, cause } => self.changed(worker, from, to, cause.as_ref(), at),
                 Effect::Refined { worker, cause } => self.deaths.over(worker, &cause, at),
                 Effect::HeldDown { worker, losses, until } => {
                     let (name, seconds) = (self.name(worker), until.since(at).as_secs());
                     tracing::warn!(worker = %name, losses, seconds, "worker held down: the daemon lists it later");
-                    self.notices.recovers(name);
-                    self.tell_notice(name, format!("held down for {seconds} s: lost {losses} times in a row"));
-                    self.metrics.notices.with_label_values(&["held_down"]).inc();
+                    self.notifications.recovers(name);
+                    self.note(name, format!("held down for {seconds} s: lost {losses} times in a row"));
+                    self.metrics.warnings.with_label_values(&["held_down"]).inc();
                 }
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
                     tracing::error!(worker = %name, reason = reason.as_str(), %cause, "withdrawal held back");
-                    self.tell_notice(name, format!("withdrawal held back ({}): {cause}", reason.as_str()));
-                    self.metrics.notices.with_label_values(&[reason.as_str()]).inc();
+                    self.note(name, format!("withdrawal held back ({}): {cause}", reason.as_str()));
+                    self.metrics.warnings.with_label_values(&[reason.as_str()]).inc();
                 }
                 _ => {}
             }
@@ -325,7 +325,7 @@ impl Supervisor {
     }
 
     /// A registrar did something, or could not.
-    pub(super) fn outcome(&mut self, worker: WorkerId, outcome: Outcome) {
+    pub(super) fn outcome(&mut self, worker: WorkerId, outcome: WriteOutcome) {
         if !self.workers.knows(worker) {
             return;
         }
@@ -333,12 +333,12 @@ impl Supervisor {
         let name = self.name(worker).clone();
         self.publish_soon();
         let record = format!("record {name}");
-        if !matches!(outcome, Outcome::Failed { .. }) {
-            self.standing.good(&record);
+        if !matches!(outcome, WriteOutcome::Failed { .. }) {
+            self.troubles.good(&record);
         }
         let slot = &mut self.workers[worker];
         match outcome {
-            Outcome::Listed { incarnation, epoch, revision, state } => {
+            WriteOutcome::Listed { incarnation, epoch, revision, state } => {
                 (slot.revision, slot.epoch, slot.listed) = (revision, epoch, true);
                 if let Some(sidecar) = &mut self.sidecar {
                     sidecar.withdrawn = false;
@@ -349,7 +349,7 @@ impl Supervisor {
                 self.tell_state(&name, format!("listed as {} at revision {revision}", state.as_str()));
                 self.notify_listed(worker, incarnation, epoch, state.into());
             }
-            Outcome::Withdrawn { incarnation, revision } => {
+            WriteOutcome::Withdrawn { incarnation, revision } => {
                 slot.listed = false;
                 slot.withdrawing = false;
                 if let Some(sidecar) = &mut self.sidecar {
@@ -370,17 +370,17 @@ impl Supervisor {
                 let mode = ending.as_ref().map_or(Mode::Lost, |ending| ending.mode);
                 self.notify_withdrawn(worker, incarnation, mode, ending.map(|ending| ending.cause), now);
             }
-            Outcome::OutOfService { incarnation, epoch, commanded } => {
+            WriteOutcome::OutOfService { incarnation, epoch, commanded } => {
                 self.still_out_of_service(worker, &incarnation, epoch, commanded);
             }
-            Outcome::WasDraining { incarnation, epoch, deadline, commanded } => {
+            WriteOutcome::WasDraining { incarnation, epoch, deadline, commanded } => {
                 self.core.resumed(worker, &incarnation, epoch);
                 self.go_on_draining(worker, deadline, commanded);
             }
-            Outcome::Failed { refused, fault, error } => {
+            WriteOutcome::Failed { refused, fault, error } => {
                 let cost = "the worker is not listed, or not withdrawn, until another try succeeds";
-                self.standing.bad(&record, fault, error, cost);
-                self.metrics.notices.with_label_values(&["record_retried"]).inc();
+                self.troubles.bad(&record, fault, error, cost);
+                self.metrics.warnings.with_label_values(&["record_retried"]).inc();
                 if refused {
                     self.metrics.lose(Loss::RefusedRecord, 1);
                 }

@@ -8,7 +8,7 @@ use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name};
 use crate::config::Mode;
 use crate::core::{Command, Evidence, Kind, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::effects::nats::Link;
+use crate::effects::nats::ConnectionState;
 use crate::sensors::proc;
 use crate::status::control::{CommandError, Request};
 use crate::status::proto::Commanded;
@@ -56,7 +56,7 @@ impl Supervisor {
         }
         self.deaths.moment(worker, MomentKind::Evidence, "commanded", text.clone(), now);
         self.carry_out(effects, now);
-        self.tell_notice(&self.name(worker).clone(), text);
+        self.note(&self.name(worker).clone(), text);
         let state = self.core.state(worker).unwrap_or(State::Starting);
         Ok(Commanded {
             worker: name.to_owned(),
@@ -84,7 +84,7 @@ impl Supervisor {
                 "withdrawn; its streams are moved or ended, its processes are left alone; not listed again until `lastgasp undrain` or a new process".to_owned()
             }
         };
-        if *self.link.borrow() != Link::Connected {
+        if *self.link.borrow() != ConnectionState::Connected {
             text.push_str("; NATS is not connected, so the record is changed as soon as it is");
         }
         text

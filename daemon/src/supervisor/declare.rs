@@ -15,7 +15,7 @@ use crate::core::{Nanos, ProcessId, WorkerId};
 use crate::privileges;
 use crate::sensors::health::Place;
 use crate::sensors::kubelet::Pods;
-use crate::sensors::proc::declare::{Claim, Declared, Refusal, Refused, Scanner};
+use crate::sensors::proc::declare::{Claim, Declared, Refusal, RefusedClaim, Scanner};
 use crate::sensors::proc::{self};
 
 pub(super) use crate::sensors::proc::declare::Origin;
@@ -28,7 +28,7 @@ const MAX_DECLARED: usize = 256;
 const MAX_IN_ONE_PLACE: usize = 32;
 /// Refusals that are told in a minute: of those who may not declare anything, and as many of others, whom
 /// the first cannot drown out. All are counted.
-const MAX_TOLD: usize = 30;
+const MAX_LOGGED: usize = 30;
 /// Processes of nobody's that are looked at in a second because they have called exec. Of more, as in
 /// a storm of short-lived ones, nothing is told, and all processes are looked through instead.
 const STRANGERS: u16 = 128;
@@ -37,7 +37,7 @@ const STRANGERS: u16 = 128;
 const KEPT: Duration = Duration::from_secs(3);
 
 /// What one look has found.
-pub(super) struct Looked {
+pub(super) struct ClaimsLook {
     scanner: Scanner,
     at: At,
     claims: io::Result<Vec<Claim>>,
@@ -62,12 +62,12 @@ pub(super) struct Declarations {
     /// Processes that have called exec and were not looked at yet.
     strangers: Vec<u32>,
     /// More have called exec than were told.
-    strangers_untold: bool,
+    strangers_missed: bool,
     /// Refusals that were told, so that each is told once.
     refused: HashMap<(Origin, String), Refusal>,
-    told: Told,
-    hidden_told: bool,
-    /// Processes whose declaration is refused for now, see [`Refused::is_open`].
+    logged: RefusalRate,
+    hidden_logged: bool,
+    /// Processes whose declaration is refused for now, see [`RefusedClaim::is_open`].
     open: HashSet<ProcessId>,
 }
 
@@ -79,10 +79,10 @@ impl Declarations {
             first_look_is_over: !config.enabled,
             looked_at: None,
             strangers: Vec::new(),
-            strangers_untold: false,
+            strangers_missed: false,
             refused: HashMap::new(),
-            told: Told::default(),
-            hidden_told: false,
+            logged: RefusalRate::default(),
+            hidden_logged: false,
             open: HashSet::new(),
         }
     }
@@ -104,21 +104,21 @@ impl Declarations {
 
 /// When refusals were told in the last minute.
 #[derive(Default)]
-struct Told {
+struct RefusalRate {
     /// Of those who may not declare anything.
     strangers: VecDeque<Nanos>,
     others: VecDeque<Nanos>,
 }
 
-impl Told {
-    fn may_tell(&mut self, refusal: Refusal, now: Nanos) -> bool {
-        let told = if refusal == Refusal::NotAllowed { &mut self.strangers } else { &mut self.others };
-        while told.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
-            told.pop_front();
+impl RefusalRate {
+    fn may_log(&mut self, refusal: Refusal, now: Nanos) -> bool {
+        let logged = if refusal == Refusal::NotAllowed { &mut self.strangers } else { &mut self.others };
+        while logged.front().is_some_and(|at| now.since(*at) >= Duration::from_secs(60)) {
+            logged.pop_front();
         }
-        let may = told.len() < MAX_TOLD;
+        let may = logged.len() < MAX_LOGGED;
         if may {
-            told.push_back(now);
+            logged.push_back(now);
         }
         may
     }
@@ -127,7 +127,7 @@ impl Told {
 /// What to do about a claim.
 enum Judgement {
     Accept(Arc<WorkerConfig>, Place),
-    Refuse(Refused),
+    Refuse(RefusedClaim),
     /// It is a known worker's, or the configuration looks for it.
     Known,
 }
@@ -138,9 +138,9 @@ impl Supervisor {
         if !self.config.declare.enabled {
             return;
         }
-        let Some(probes) = self.probes.as_mut() else { return };
-        match probes.tell_strangers(STRANGERS) {
-            Ok(left) => self.declarations.strangers_untold |= left == 0,
+        let Some(programs) = self.programs.as_mut() else { return };
+        match programs.tell_strangers(STRANGERS) {
+            Ok(left) => self.declarations.strangers_missed |= left == 0,
             Err(error) => {
                 tracing::debug!(%error, "the kernel does not report calls of exec: the next scan finds processes that declare a worker")
             }
@@ -151,14 +151,14 @@ impl Supervisor {
     pub(super) fn look_for_declarations(&mut self) {
         let now = proc::monotonic_now();
         let interval = self.config.declare.scan_interval;
-        let Declarations { looked_at, strangers_untold, .. } = &self.declarations;
-        if !strangers_untold && looked_at.is_some_and(|at| now.since(at) < interval) {
+        let Declarations { looked_at, strangers_missed, .. } = &self.declarations;
+        if !strangers_missed && looked_at.is_some_and(|at| now.since(at) < interval) {
             return;
         }
         let looks = self.look_in_background(At::Everybody, |scanner, ours| scanner.look(ours));
         if looks {
             self.declarations.looked_at = Some(now);
-            self.declarations.strangers_untold = false;
+            self.declarations.strangers_missed = false;
         }
     }
 
@@ -187,13 +187,13 @@ impl Supervisor {
         let messages = self.messages.clone();
         tokio::task::spawn_blocking(move || {
             let claims = look(&mut scanner, &ours);
-            let _ = messages.send(Message::Declared(Looked { scanner, at, claims }));
+            let _ = messages.send(Message::Declared(ClaimsLook { scanner, at, claims }));
         });
         true
     }
 
-    pub(super) fn declared(&mut self, looked: Looked) {
-        let Looked { scanner, at, claims } = looked;
+    pub(super) fn declared(&mut self, looked: ClaimsLook) {
+        let ClaimsLook { scanner, at, claims } = looked;
         let hidden = scanner.hidden();
         if at == At::Everybody && !self.declarations.first_look_is_over {
             for wide in scanner.too_wide() {
@@ -204,7 +204,7 @@ impl Supervisor {
         self.declarations.scanner = Some(scanner);
         if hidden > 0
             && !privileges::may_look_into_others()
-            && !std::mem::replace(&mut self.declarations.hidden_told, true)
+            && !std::mem::replace(&mut self.declarations.hidden_logged, true)
         {
             let text = format!(
                 "declarations of {hidden} processes cannot be read: give lastgasp CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
@@ -261,12 +261,12 @@ impl Supervisor {
         let mut configured = self.workers.iter().filter(|(_, slot)| slot.declared.is_none());
         if looked_for.is_some() || configured.any(|(_, slot)| slot.config.name == config.name) {
             let detail = "the configuration has a worker of this name".to_owned();
-            return Judgement::Refuse(Refused::new(Refusal::NameConfigured, detail));
+            return Judgement::Refuse(RefusedClaim::new(Refusal::NameConfigured, detail));
         }
         let named = self.workers.named(&config.name);
         if let Some(root) = named.and_then(|worker| self.living_root(worker)) {
             let detail = format!("pid {} of {} has it and lives", root.tgid, self.place_of(named));
-            return Judgement::Refuse(Refused::new(Refusal::NameTaken, detail));
+            return Judgement::Refuse(RefusedClaim::new(Refusal::NameTaken, detail));
         }
         let network = claim.container.network_namespace;
         let other = self.workers.iter().find(|(worker, slot)| {
@@ -277,18 +277,18 @@ impl Supervisor {
         });
         if let Some((_, slot)) = other {
             let detail = format!("{} serves at {}", slot.config.name, slot.config.endpoint);
-            return Judgement::Refuse(Refused::new(Refusal::EndpointTaken, detail));
+            return Judgement::Refuse(RefusedClaim::new(Refusal::EndpointTaken, detail));
         }
         if *others_listen {
             let detail = format!("another process listens on {}", config.endpoint);
-            return Judgement::Refuse(Refused::new(Refusal::EndpointElsewhere, detail));
+            return Judgement::Refuse(RefusedClaim::new(Refusal::EndpointElsewhere, detail));
         }
         let origins: Vec<&Origin> = self.workers.iter().filter_map(|(_, slot)| slot.declared.as_ref()).collect();
         let here = origins.iter().filter(|origin| ***origin == claim.origin).count();
         let everywhere = origins.len();
         if named.is_none() && (everywhere >= MAX_DECLARED || here >= MAX_IN_ONE_PLACE) {
             let detail = format!("{everywhere} workers have declared themselves already, {here} of them here");
-            return Judgement::Refuse(Refused::new(Refusal::TooMany, detail));
+            return Judgement::Refuse(RefusedClaim::new(Refusal::TooMany, detail));
         }
         let DeclareConfig { on_lost, reap_grace, sever, .. } = &self.config.declare;
         let config = config.as_ref();
@@ -315,10 +315,10 @@ impl Supervisor {
         let Claim { origin, info, owner, container, .. } = claim;
         let text = format!("declared by {} (pid {}) of {}", info.comm, info.id.tgid, origin.place);
         tracing::info!(worker = %config.name, endpoint = config.endpoint, "{text}");
-        self.tell_notice(&config.name, text);
+        self.note(&config.name, text);
         for misfit in config.misfits() {
             tracing::warn!(worker = %config.name, "{misfit}; {}", misfit.fix());
-            self.tell_notice(&config.name, misfit.to_string());
+            self.note(&config.name, misfit.to_string());
         }
         self.metrics.declarations.with_label_values(&["accepted"]).inc();
         let worker = match self.workers.named(&config.name) {
@@ -335,15 +335,15 @@ impl Supervisor {
         self.scan_if_wanted();
     }
 
-    fn refuse(&mut self, claim: Claim, refused: Refused) {
+    fn refuse(&mut self, claim: Claim, refused: RefusedClaim) {
         let Claim { name, origin, info, .. } = claim;
-        let Refused { refusal, detail, .. } = refused;
+        let RefusedClaim { refusal, detail, .. } = refused;
         let known = self.declarations.refused.insert((origin.clone(), name.clone()), refusal);
         if known == Some(refusal) {
             return;
         }
         self.metrics.declarations.with_label_values(&[refusal.as_str()]).inc();
-        if !self.declarations.told.may_tell(refusal, proc::monotonic_now()) {
+        if !self.declarations.logged.may_log(refusal, proc::monotonic_now()) {
             return;
         }
         let text = format!(
@@ -354,7 +354,7 @@ impl Supervisor {
             origin.place
         );
         tracing::warn!(worker = name, "{text}");
-        self.tell_notice_about(&name, text);
+        self.note_about(&name, text);
     }
 
     /// Forgets declared workers whose life is over, once nothing of them is alive and everybody was
@@ -384,7 +384,7 @@ impl Supervisor {
             self.timers.retain(|(of, _), _| *of != worker);
             if let Some(slot) = self.workers.forget(worker) {
                 let name = &slot.config.name;
-                self.notices.forget(worker, name);
+                self.notifications.forget(worker, name);
                 tracing::info!(worker = %name, "declared worker forgotten: its life is over, and no process of it lives");
                 self.metrics.forget_worker(name.as_str());
                 self.tell_state(name, "forgotten: nothing of it is alive".to_owned());
@@ -395,8 +395,8 @@ impl Supervisor {
     /// The kernel does not report its listener any more.
     pub(super) fn unwatch_port(&mut self, worker: WorkerId) {
         let watched = self.workers[worker].port.take();
-        if let (Some((netns, port)), Some(probes)) = (watched, self.probes.as_mut())
-            && let Err(error) = probes.unwatch_port(netns, port)
+        if let (Some((netns, port)), Some(programs)) = (watched, self.programs.as_mut())
+            && let Err(error) = programs.unwatch_port(netns, port)
         {
             tracing::debug!(%error, port, "cannot unwatch a port");
         }
@@ -409,11 +409,11 @@ mod tests {
 
     #[test]
     fn refusals_of_those_who_may_not_declare_leave_room_for_those_of_others() {
-        let mut told = Told::default();
+        let mut rate = RefusalRate::default();
         let now = Nanos(1_000_000_000_000);
-        let strangers = (0..100).filter(|_| told.may_tell(Refusal::NotAllowed, now)).count();
-        assert_eq!(strangers, MAX_TOLD);
-        assert!(told.may_tell(Refusal::EndpointElsewhere, now));
-        assert!(told.may_tell(Refusal::NotAllowed, now.plus(Duration::from_secs(60))));
+        let strangers = (0..100).filter(|_| rate.may_log(Refusal::NotAllowed, now)).count();
+        assert_eq!(strangers, MAX_LOGGED);
+        assert!(rate.may_log(Refusal::EndpointElsewhere, now));
+        assert!(rate.may_log(Refusal::NotAllowed, now.plus(Duration::from_secs(60))));
     }
 }

@@ -1,8 +1,8 @@
 //! What this daemon has to do without, and what that costs.
 
-use crate::effects::standing::Trouble;
+use crate::effects::troubles::Trouble;
 use crate::privileges;
-use crate::sensors::ebpf::{EbpfError, ProbeState};
+use crate::sensors::ebpf::{EbpfError, ProgramState};
 use crate::status::{Degradation, Privileges};
 
 use super::Supervisor;
@@ -56,17 +56,17 @@ impl Supervisor {
             cost: WITHOUT_EBPF.to_owned(),
             fix: (*fix).to_owned(),
         });
-        let states = self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default();
-        let probes = states.iter().filter_map(|(probe, state)| match state {
-            ProbeState::On => None,
-            ProbeState::Off(reason) => Some(Degradation {
-                what: format!("probe {probe}"),
+        let states = self.programs.as_ref().map(|programs| programs.states()).unwrap_or_default();
+        let programs = states.iter().filter_map(|(program, state)| match state {
+            ProgramState::On => None,
+            ProgramState::Off(reason) => Some(Degradation {
+                what: format!("program {program}"),
                 reason: reason.to_string(),
-                cost: probe.cost().to_owned(),
+                cost: program.cost().to_owned(),
                 fix: String::new(),
             }),
         });
-        let nats = self.standing.troubles().into_iter().map(|(what, trouble)| {
+        let nats = self.troubles.troubles().into_iter().map(|(what, trouble)| {
             let Trouble { fault, detail, cost } = trouble;
             Degradation {
                 what: format!("nats {what}"),
@@ -75,7 +75,7 @@ impl Supervisor {
                 fix: fault.fix().to_owned(),
             }
         });
-        ebpf.chain(probes).chain(nats).collect()
+        ebpf.chain(programs).chain(nats).collect()
     }
 
     pub(super) fn privileges(&self) -> Privileges {

@@ -24,7 +24,7 @@ impl Supervisor {
     pub(super) fn gpu_fault(&mut self, fault: Fault, pid: Option<u32>, gpu: Option<PciAddress>) {
         let Fault { fault: text, policy, at } = &fault;
         tracing::warn!(fault = text, pid, policy = ?policy, "GPU fault");
-        self.metrics.notices.with_label_values(&["gpu_fault"]).inc();
+        self.metrics.warnings.with_label_values(&["gpu_fault"]).inc();
         if let Some(pid) = pid {
             let tgid = proc::thread_group(pid).unwrap_or(pid);
             // A process of nobody's: so is the fault.
@@ -59,11 +59,11 @@ impl Supervisor {
         let (concerned, known) = match holders {
             Some(holders) if !holders.is_empty() => (holders, true),
             Some(_) => {
-                self.tell_notice_about("", format!("GPU fault: {fault}; no worker holds that GPU"));
+                self.note_about("", format!("GPU fault: {fault}; no worker holds that GPU"));
                 return;
             }
             None => {
-                self.tell_notice_about("", format!("GPU fault: {fault}; which worker's is not known"));
+                self.note_about("", format!("GPU fault: {fault}; which worker's is not known"));
                 let roots = self.workers.iter().filter_map(|(worker, _)| Some((worker, self.processes.root(worker)?)));
                 (roots.collect(), false)
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::{Direction, Evidence, Kind, Nanos, Process, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
 use crate::losses::Loss;
-use crate::sensors::kmsg::{Fact, Told};
+use crate::sensors::kmsg::{Fact, LogEntry};
 use crate::sensors::proc::{self, ProcessInfo, ProcessState};
 
 use super::{Supervisor, gpu};
@@ -49,8 +49,8 @@ impl Supervisor {
                 && !self.processes.is_tracked(parent.tgid)
                 && !NO_SUPERVISORS.iter().any(|name| comm.starts_with(name))
         });
-        let (Some((parent, comm)), Some(probes)) = (parent, self.probes.as_mut()) else { return };
-        match probes.watch_signals(parent.tgid, worker.0, parent.start_ticks) {
+        let (Some((parent, comm)), Some(programs)) = (parent, self.programs.as_mut()) else { return };
+        match programs.watch_signals(parent.tgid, worker.0, parent.start_ticks) {
             Ok(()) => {
                 tracing::debug!(worker = %self.name(worker), tgid = parent.tgid, comm, "supervised by");
                 self.processes.supervised_by(worker, parent);
@@ -81,7 +81,7 @@ impl Supervisor {
     pub(super) fn tcp_reset(&mut self, reset: Reset) {
         let Reset { worker, root, direction, reason, peer, count, at } = reset;
         let reason = reason.map(|number| {
-            let name = self.probes.as_ref().and_then(|probes| probes.reset_reason(number));
+            let name = self.programs.as_ref().and_then(|programs| programs.reset_reason(number));
             name.map_or_else(|| number.to_string(), str::to_owned)
         });
         let kind = Kind::TcpReset { direction, reason, peer, count };
@@ -100,11 +100,11 @@ impl Supervisor {
     }
 
     /// The kernel's log said something.
-    pub(super) fn kmsg(&mut self, told: Told) {
+    pub(super) fn kmsg(&mut self, entry: LogEntry) {
         let at = proc::monotonic_now();
-        match told {
-            Told::Overrun => self.metrics.lose(Loss::KernelLog, 1),
-            Told::Fact(Fact::OomKill { tid, scope }) => {
+        match entry {
+            LogEntry::Overrun => self.metrics.lose(Loss::KernelLog, 1),
+            LogEntry::Fact(Fact::OomKill { tid, scope }) => {
                 let tgid = proc::thread_group(tid).unwrap_or(tid);
                 let alive = self.processes.by_pid(tgid).map(|tracked| (tracked.worker, tracked.process()));
                 let Some((worker, process)) = alive.or_else(|| self.former_oom_victim(tgid, at)) else { return };
@@ -112,7 +112,7 @@ impl Supervisor {
                 tracing::warn!(worker = %self.name(worker), detail, "OOM kill");
                 self.deaths.moment(worker, MomentKind::Evidence, "oom_kill", detail, at);
             }
-            Told::Fact(Fact::GpuFault { fault, policy, pid, gpu }) => {
+            LogEntry::Fact(Fact::GpuFault { fault, policy, pid, gpu }) => {
                 self.gpu_fault(gpu::Fault { fault, policy, at }, pid, gpu);
             }
         }

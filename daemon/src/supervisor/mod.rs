@@ -12,7 +12,7 @@ mod declare;
 mod degraded;
 mod gpu;
 mod hints;
-mod notices;
+mod notifications;
 mod report;
 mod scan;
 mod sidecar;
@@ -32,21 +32,21 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{Config, WorkerConfig};
 use crate::core::{Core, Effect, Evidence, Exit, Kind, Nanos, Process, ProcessId, Timer, WorkerId};
-use crate::effects::actions::Done;
+use crate::effects::actions::ActionReport;
 use crate::effects::deaths::{Archive, Deaths};
-use crate::effects::discovery::{Ledger, Outcome, Registrar};
+use crate::effects::discovery::{Ledger, Registrar, WriteOutcome};
 use crate::effects::lease::LeaseEvent;
-use crate::effects::nats::Link;
+use crate::effects::nats::ConnectionState;
 use crate::effects::signals::{Answered, Signals};
-use crate::effects::standing::Standing;
+use crate::effects::troubles::Troubles;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
-use crate::notify::Told;
+use crate::notify::BridgeReport;
 use crate::open_files::OpenFiles;
 use crate::privileges::Reduced;
-use crate::processes::{Noticed, Processes};
-use crate::sensors::ebpf::{Events, Probes};
+use crate::processes::{Observation, Processes};
+use crate::sensors::ebpf::{Events, KernelPrograms};
 use crate::sensors::health::{HealthHandle, Place};
 use crate::sensors::kmsg;
 use crate::sensors::pidfd::{PidFd, PidfdError};
@@ -54,7 +54,7 @@ use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
 use crate::status::control::Request;
 
-use scan::Looked;
+use scan::ProcessLook;
 pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
 pub use start::{RunError, RunOptions, run};
@@ -106,8 +106,8 @@ struct WorkerSlot {
     death: Option<String>,
     incarnation: String,
     evidence: Option<(&'static str, Nanos)>,
-    /// The life and the listing of it that routers were told to move from last.
-    told: Option<(Incarnation, u64)>,
+    /// The life and the listing of it that routers were signalled to move from last.
+    signalled: Option<(Incarnation, u64)>,
     ending: Option<carry_out::Ending>,
     reason: String,
     /// What keeps its processes while it does not answer.
@@ -126,11 +126,11 @@ enum Message {
     /// A scan of `/proc` is complete.
     Scanned(Vec<scan::Sighting>),
     /// A process whose names have changed was looked at.
-    LookedAt(WorkerId, Looked),
+    LookedAt(WorkerId, ProcessLook),
     /// A closed listener was looked at: nobody listens on the port any more.
     NoListenerLeft(Evidence),
     /// The kernel's log said something.
-    Kmsg(kmsg::Told),
+    Kmsg(kmsg::LogEntry),
     /// It was looked who holds the GPU of a fault that names no process.
     GpuHeld(gpu::Fault, Option<Vec<(WorkerId, ProcessId)>>),
     /// A process whose end was announced was looked at.
@@ -138,11 +138,11 @@ enum Message {
     /// What an earlier daemon left was read.
     Inherited(Box<adopt::Inherited>),
     /// Something was done about the processes of a life that was lost, known by its root.
-    Acted(WorkerId, ProcessId, Vec<Done>),
+    Acted(WorkerId, ProcessId, Vec<ActionReport>),
     /// An Infera or a Dynamo was told of a worker.
-    Told(Told),
+    Bridge(BridgeReport),
     /// Declarations were looked for.
-    Declared(declare::Looked),
+    Declared(declare::ClaimsLook),
     /// It was looked whether a process of a root's tree listens where the worker does.
     Served(WorkerId, ProcessId, bool),
     /// A worker's own record was read.
@@ -160,7 +160,7 @@ struct Supervisor {
     boot_id: String,
     core: Core,
     processes: Processes,
-    probes: Option<Probes>,
+    programs: Option<KernelPrograms>,
     events: Option<Events>,
     workers: Slots,
     timers: HashMap<(WorkerId, Timer), Nanos>,
@@ -168,28 +168,28 @@ struct Supervisor {
     actions: Vec<act::Pending>,
     declarations: declare::Declarations,
     signals: Signals,
-    notices: notices::Notices,
+    notifications: notifications::Notifications,
     archive: Archive,
     ledger: Ledger,
-    standing: Standing,
+    troubles: Troubles,
     /// What an earlier daemon left, until the first scan is over.
     inherited: Option<adopt::Inherited>,
     /// Lets the registrars begin.
     registrars: WorkersBucket,
-    link: watch::Receiver<Link>,
+    link: watch::Receiver<ConnectionState>,
     lease: LeaseEvent,
     routers: watch::Receiver<HashSet<Name>>,
     hub: StatusHub,
     metrics: Metrics,
     side: tokio::runtime::Handle,
     messages: mpsc::UnboundedSender<Message>,
-    outcomes: mpsc::UnboundedSender<(WorkerId, Outcome)>,
+    outcomes: mpsc::UnboundedSender<(WorkerId, WriteOutcome)>,
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
     /// What people are told once that has left, with the time of each decision.
-    untold: Vec<(Effect, Nanos)>,
-    noticed: Vec<Noticed>,
+    due_notes: Vec<(Effect, Nanos)>,
+    observations: Vec<Observation>,
     /// Critical processes that have no pidfd.
     without_pidfd: Vec<ProcessId>,
     open_files: OpenFiles,
@@ -220,7 +220,7 @@ struct Supervisor {
 struct Inputs {
     messages: mpsc::UnboundedReceiver<Message>,
     health: mpsc::UnboundedReceiver<Evidence>,
-    outcomes: mpsc::UnboundedReceiver<(WorkerId, Outcome)>,
+    outcomes: mpsc::UnboundedReceiver<(WorkerId, WriteOutcome)>,
     answers: mpsc::UnboundedReceiver<Answered>,
     commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
@@ -259,7 +259,7 @@ impl Supervisor {
                 }
             }
             self.send_outgoing();
-            if !self.untold.is_empty() {
+            if !self.due_notes.is_empty() {
                 // Registrars and the connection to NATS run first.
                 tokio::task::yield_now().await;
                 self.tell_people();
@@ -272,18 +272,18 @@ impl Supervisor {
             }
         }
         self.publish_status();
-        self.notices.end();
+        self.notifications.end();
         Ok(())
     }
 
     /// From the ring buffer to what the core wants done.
     fn drain_ring(&mut self) {
         let Some(events) = self.events.as_mut() else { return };
-        let (processes, noticed) = (&mut self.processes, &mut self.noticed);
+        let (processes, observations) = (&mut self.processes, &mut self.observations);
         let mut unwatched = 0;
         let drained = events.drain(|event| {
             unwatched += u64::from(event.flags.contains(EventFlags::NOT_WATCHED));
-            noticed.extend(processes.event(event));
+            observations.extend(processes.event(event));
         });
         if unwatched > 0 {
             self.metrics.lose(Loss::WatchFork, unwatched);
@@ -291,50 +291,50 @@ impl Supervisor {
         if drained.undecodable > 0 {
             self.metrics.lose(Loss::Event, drained.undecodable as u64);
         }
-        let mut noticed = std::mem::take(&mut self.noticed);
-        for one in noticed.drain(..) {
-            self.noticed(one);
+        let mut observations = std::mem::take(&mut self.observations);
+        for one in observations.drain(..) {
+            self.observed(one);
         }
         // The buffer is kept, so that the next burst finds its room.
-        self.noticed = noticed;
+        self.observations = observations;
         self.look_at_strangers();
     }
 
     fn lose_ring(&mut self) {
         self.events = None;
-        for (probe, _) in self.probes.take().iter().flat_map(|probes| probes.states()) {
-            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(0);
+        for (probe, _) in self.programs.take().iter().flat_map(|programs| programs.states()) {
+            self.metrics.kernel_program_attached.with_label_values(&[probe.as_str()]).set(0);
         }
         let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
         no_ebpf.log();
         self.no_ebpf = Some(no_ebpf);
     }
 
-    fn noticed(&mut self, noticed: Noticed) {
-        match noticed {
-            Noticed::Evidence(evidence) => self.evidence(evidence),
-            Noticed::Critical { worker: _, root: _, id } => self.watch_critical(id),
-            Noticed::LookAt(id) => {
+    fn observed(&mut self, observation: Observation) {
+        match observation {
+            Observation::Evidence(evidence) => self.evidence(evidence),
+            Observation::Critical { worker: _, root: _, id } => self.watch_critical(id),
+            Observation::LookAt(id) => {
                 let Some(worker) = self.processes.get(id).map(|tracked| tracked.worker) else { return };
                 let messages = self.messages.clone();
                 tokio::task::spawn_blocking(move || {
-                    if let Some(looked) = Looked::at(id) {
+                    if let Some(looked) = ProcessLook::at(id) {
                         let _ = messages.send(Message::LookedAt(worker, looked));
                     }
                 });
             }
-            Noticed::Executed(id) => self.executed(id),
-            Noticed::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
-            Noticed::SupervisorSignalled(evidence) => {
+            Observation::Executed(id) => self.executed(id),
+            Observation::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
+            Observation::SupervisorSignalled(evidence) => {
                 for evidence in evidence {
                     self.evidence(evidence);
                 }
             }
-            Noticed::TcpReset { worker, root, direction, reason, peer, count, at } => {
+            Observation::TcpReset { worker, root, direction, reason, peer, count, at } => {
                 self.tcp_reset(hints::Reset { worker, root, direction, reason, peer, count, at });
             }
-            Noticed::Rescan(_) => self.rescan = true,
-            Noticed::ListenerClosed { worker, root, port, exiting, at } => {
+            Observation::Rescan(_) => self.rescan = true,
+            Observation::ListenerClosed { worker, root, port, exiting, at } => {
                 let evidence = Evidence { worker, root, kind: Kind::ListenerClosed { exiting }, at };
                 let messages = self.messages.clone();
                 tokio::task::spawn_blocking(move || {
@@ -348,12 +348,12 @@ impl Supervisor {
     }
 
     /// A process of a worker's tree was looked at; its parent's names tell whether it has its own.
-    fn seen(&mut self, worker: WorkerId, looked: &Looked) {
-        let Looked { info, users, parent } = looked;
+    fn seen(&mut self, worker: WorkerId, looked: &ProcessLook) {
+        let ProcessLook { info, users, parent } = looked;
         let parent = parent.as_ref().map(|parent| Names { comm: &parent.comm, cmdline: &parent.cmdline });
         let names = Names { comm: &info.comm, cmdline: &info.cmdline };
-        if let Some(noticed) = self.processes.seen(worker, info.id, *users, parent, names) {
-            self.noticed(noticed);
+        if let Some(observation) = self.processes.seen(worker, info.id, *users, parent, names) {
+            self.observed(observation);
         }
     }
 
@@ -382,7 +382,7 @@ impl Supervisor {
             Kind::Serving { .. } => {
                 self.workers[*worker].stuck.clear();
                 // All of its processes are there now, and nobody has told of those that came since the last look.
-                if self.probes.is_none() {
+                if self.programs.is_none() {
                     self.rescan = true;
                     self.scan_if_wanted();
                 }
@@ -460,7 +460,7 @@ impl Supervisor {
                 let at = proc::monotonic_now();
                 if let Some(tracked) = self.processes.get(id)
                     && !tracked.exit_seen
-                    && self.probes.is_some()
+                    && self.programs.is_some()
                 {
                     self.metrics.deaths_seen_only_by_pidfd.inc();
                     // The ring may have been full.
@@ -479,7 +479,7 @@ impl Supervisor {
             Message::LookedAt(worker, looked) => self.seen(worker, &looked),
             Message::Served(worker, root, serves) => self.served(worker, root, serves),
             Message::NoListenerLeft(evidence) => self.evidence(evidence),
-            Message::Kmsg(told) => self.kmsg(told),
+            Message::Kmsg(entry) => self.kmsg(entry),
             Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
                 if self.workers.knows(worker) {
@@ -487,7 +487,7 @@ impl Supervisor {
                 }
             }
             Message::Acted(worker, root, done) => self.action_done(worker, root, &done),
-            Message::Told(told) => self.told(told),
+            Message::Bridge(report) => self.bridge_reported(report),
             Message::Declared(looked) => self.declared(looked),
             Message::Inherited(inherited) => self.inherit(*inherited),
             Message::Defaced(worker) => self.defaced(&worker),
@@ -498,8 +498,8 @@ impl Supervisor {
     }
 
     fn unwatch(&mut self, id: ProcessId) {
-        if let Some(probes) = self.probes.as_mut()
-            && let Err(error) = probes.unwatch(id.tgid, id.start_ticks)
+        if let Some(programs) = self.programs.as_mut()
+            && let Err(error) = programs.unwatch(id.tgid, id.start_ticks)
         {
             tracing::debug!(%error, tgid = id.tgid, "cannot unwatch");
         }
@@ -509,8 +509,8 @@ impl Supervisor {
     /// will remove any more.
     fn sweep_watched(&mut self) {
         self.processes.sweep(proc::is_alive);
-        let Some(probes) = self.probes.as_ref() else { return };
-        let watched = probes.watched_processes();
+        let Some(programs) = self.programs.as_ref() else { return };
+        let watched = programs.watched_processes();
         let ids = watched.map(|(tgid, watched)| ProcessId { tgid, start_ticks: watched.start_ticks });
         let stale: Vec<_> = ids.filter(|id| !proc::is_alive(*id)).collect();
         for id in stale {

@@ -10,14 +10,14 @@ use tokio::time::Instant;
 
 use crate::core::{Nanos, ProcessId, State};
 use crate::effects::lease::LeaseEvent;
-use crate::effects::nats::Link;
+use crate::effects::nats::ConnectionState;
 use crate::losses::Loss;
-use crate::sensors::ebpf::ProbeState;
+use crate::sensors::ebpf::ProgramState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
-use crate::status::{ContainerStatus, Event, NodeStatus, ProbeStatus, ProcessStatus, RouterStatus, WorkerStatus};
+use crate::status::{ContainerStatus, Event, NodeStatus, ProcessStatus, ProgramStatus, RouterStatus, WorkerStatus};
 
-use super::notices::Notices;
+use super::notifications::Notifications;
 use super::{SETTLE_STATUS, Supervisor};
 
 /// What is written once the sensors are attached and the first scan is over.
@@ -41,10 +41,10 @@ impl Supervisor {
         self.publish_at = None;
         self.hub.beat();
         let link = *self.link.borrow();
-        self.metrics.nats_connected.set(i64::from(link == Link::Connected));
-        let faults: Vec<_> = self.standing.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
+        self.metrics.nats_connected.set(i64::from(link == ConnectionState::Connected));
+        let faults: Vec<_> = self.troubles.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
         self.metrics.set_nats_faults(&faults);
-        self.metrics.set_sensor(self.sensor());
+        self.metrics.set_death_source(self.death_source());
         self.metrics.stuck_processes.set(i64::try_from(proc::memory::stuck().len()).unwrap_or(i64::MAX));
         let now = proc::monotonic_now();
         for (_, slot) in self.workers.iter() {
@@ -56,10 +56,10 @@ impl Supervisor {
         self.hub.publish(status);
     }
 
-    fn status(&self, link: Link) -> NodeStatus {
+    fn status(&self, link: ConnectionState) -> NodeStatus {
         let now = proc::monotonic_now();
         let stuck = proc::memory::stuck().into_iter().map(|stuck| stuck.to_string());
-        let probes = self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default();
+        let programs = self.programs.as_ref().map(|programs| programs.states()).unwrap_or_default();
         let routers = self.routers.borrow();
         let mut routers: Vec<_> = routers
             .iter()
@@ -70,8 +70,8 @@ impl Supervisor {
             node: self.config.node.to_string(),
             mode: self.config.mode.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            sensor: self.sensor().to_owned(),
-            sensor_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
+            death_source: self.death_source().to_owned(),
+            death_source_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
             nats: link.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
             lease: match &self.lease {
@@ -83,17 +83,17 @@ impl Supervisor {
             started_at: self.started_at.to_string(),
             ready: self.ready.is_none(),
             workers: self.workers_status(now),
-            probes: probes
+            kernel_programs: programs
                 .iter()
-                .map(|(probe, state)| ProbeStatus {
-                    name: probe.as_str().to_owned(),
-                    on: matches!(state, ProbeState::On),
+                .map(|(program, state)| ProgramStatus {
+                    name: program.as_str().to_owned(),
+                    on: matches!(state, ProgramState::On),
                     reason: match state {
-                        ProbeState::On => String::new(),
-                        ProbeState::Off(reason) => reason.to_string(),
+                        ProgramState::On => String::new(),
+                        ProgramState::Off(reason) => reason.to_string(),
                     },
                 })
-                .chain([ProbeStatus {
+                .chain([ProgramStatus {
                     name: "kmsg".to_owned(),
                     on: self.kmsg_off.is_none(),
                     reason: self.kmsg_off.clone().unwrap_or_default(),
@@ -164,21 +164,21 @@ impl Supervisor {
         ProcessStatus { tgid: id.tgid, title: title.to_owned(), critical, alive: true }
     }
 
-    fn sensor(&self) -> &'static str {
-        if self.probes.is_some() { "ebpf" } else { "pidfd" }
+    fn death_source(&self) -> &'static str {
+        if self.programs.is_some() { "ebpf" } else { "pidfd" }
     }
 
     pub(super) fn tell_state(&self, worker: &Name, summary: String) {
         self.tell("state", worker.as_str(), summary, None);
     }
 
-    pub(super) fn tell_notice(&self, worker: &Name, summary: String) {
-        self.tell("notice", worker.as_str(), summary, None);
+    pub(super) fn note(&self, worker: &Name, summary: String) {
+        self.tell("note", worker.as_str(), summary, None);
     }
 
-    /// As [`Self::tell_notice`], about something that may not even be a name.
-    pub(super) fn tell_notice_about(&self, worker: &str, summary: String) {
-        self.tell("notice", worker, summary, None);
+    /// As [`Self::note`], about something that may not even be a name.
+    pub(super) fn note_about(&self, worker: &str, summary: String) {
+        self.tell("note", worker, summary, None);
     }
 
     fn tell(&self, kind: &str, worker: &str, summary: String, certificate_json: Option<String>) {
@@ -194,9 +194,9 @@ impl Supervisor {
         }
         let routers = self.routers.borrow().len();
         let actions = &self.actions;
-        let telling = self.notices.telling();
+        let telling = self.notifications.telling();
         let acting = |worker, incarnation: &_| {
-            Self::is_acting(actions, worker, incarnation) || Notices::is_telling(telling, worker, incarnation)
+            Self::is_acting(actions, worker, incarnation) || Notifications::is_telling(telling, worker, incarnation)
         };
         for certificate in self.deaths.settled(routers, acting, proc::monotonic_now()) {
             let Certificate { certificate: id, worker, cause, streams, timeline, .. } = &certificate;
@@ -219,8 +219,8 @@ impl Supervisor {
     /// Events that the kernel could not hand over, by kind.
     pub(super) fn count_losses(&mut self) {
         self.metrics.lose(Loss::Log, crate::log::take_lost());
-        let Some(probes) = self.probes.as_ref() else { return };
-        let Ok(dropped) = probes.dropped() else { return };
+        let Some(programs) = self.programs.as_ref() else { return };
+        let Ok(dropped) = programs.dropped() else { return };
         for (kind, total) in dropped {
             let known = self.dropped.entry(kind.as_str()).or_default();
             if total > *known {
@@ -240,20 +240,20 @@ impl Supervisor {
     /// The first scan is over: ready, whatever NATS says.
     pub(super) fn mark_ready(&mut self) {
         let Some(Ready { file, listen }) = self.ready.take() else { return };
-        tracing::info!(sensor = self.sensor(), workers = self.workers.len(), %listen, "ready");
+        tracing::info!(death_source = self.death_source(), workers = self.workers.len(), %listen, "ready");
         if let Some(file) = file {
             let content = serde_json::json!({
                 "pid": std::process::id(),
                 "metrics": listen.to_string(),
                 "socket": self.config.status.socket.display().to_string(),
-                "sensor": self.sensor(),
+                "death_source": self.death_source(),
             });
             self.unwritten = Some(Unwritten { file, content: content.to_string() });
             if let Err(error) = self.write_ready_file() {
                 tracing::error!(%error, "ready file not written: the daemon tries again every second");
             }
         }
-        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.sensor()));
+        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.death_source()));
         self.publish_status();
     }
 
@@ -268,11 +268,11 @@ impl Supervisor {
 
     /// Sets the gauges that do not change while the daemon runs.
     pub(super) fn describe_probes(&self) {
-        for (probe, state) in self.probes.as_ref().map(|probes| probes.states()).unwrap_or_default() {
-            let on = matches!(state, ProbeState::On);
-            self.metrics.ebpf_probe_on.with_label_values(&[probe.as_str()]).set(i64::from(on));
-            if let ProbeState::Off(reason) = state {
-                tracing::warn!(probe = probe.as_str(), %reason, cost = probe.cost(), "probe off");
+        for (program, state) in self.programs.as_ref().map(|programs| programs.states()).unwrap_or_default() {
+            let on = matches!(state, ProgramState::On);
+            self.metrics.kernel_program_attached.with_label_values(&[program.as_str()]).set(i64::from(on));
+            if let ProgramState::Off(reason) = state {
+                tracing::warn!(program = program.as_str(), %reason, cost = program.cost(), "kernel program off");
             }
         }
     }

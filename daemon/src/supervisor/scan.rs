@@ -32,7 +32,7 @@ pub(super) enum Sighting {
     /// A root process, who owns it, and where it runs.
     Root(WorkerId, ProcessInfo, Option<u32>, Option<Container>),
     /// The tree below a root, without the root, and who owns the worker.
-    Tree(WorkerId, ProcessId, Option<u32>, Vec<Looked>),
+    Tree(WorkerId, ProcessId, Option<u32>, Vec<ProcessLook>),
     /// Those of them that live.
     Orphans(WorkerId, Vec<ProcessInfo>),
     /// The companion now.
@@ -45,14 +45,14 @@ pub(super) enum Sighting {
 ///
 /// Read on a blocking thread: a command line cannot be read while its process holds its own
 /// `mmap_lock`, which one that is stuck in the kernel may do for long.
-pub(super) struct Looked {
+pub(super) struct ProcessLook {
     pub(super) info: ProcessInfo,
     /// Real, effective, saved and file system's.
     pub(super) users: Option<[u32; 4]>,
     pub(super) parent: Option<ProcessInfo>,
 }
 
-impl Looked {
+impl ProcessLook {
     pub(super) fn beside_its_parent(info: ProcessInfo) -> Self {
         let parent = tree::describe(info.parent_tgid);
         let users = proc::uids(info.id.tgid);
@@ -98,7 +98,7 @@ impl Supervisor {
 
     /// Looks, on a blocking thread, at whatever needs looking at now.
     pub(super) fn start_scan(&mut self) {
-        let trees = self.probes.is_none() || self.rescan || self.ticks.is_multiple_of(TREE_TICKS);
+        let trees = self.programs.is_none() || self.rescan || self.ticks.is_multiple_of(TREE_TICKS);
         self.rescan = false;
         let looks: Vec<Look> = self
             .workers
@@ -282,7 +282,7 @@ impl Supervisor {
             };
             role.map(|role| role.title)
         });
-        let noticed = self.processes.adopt_root(worker, root, &info.comm, owner, role_of);
+        let observation = self.processes.adopt_root(worker, root, &info.comm, owner, role_of);
         let slot = &mut self.workers[worker];
         slot.container = container;
         slot.proof = Proof::default();
@@ -295,14 +295,14 @@ impl Supervisor {
         slot.incarnation = incarnation_text;
         self.carry_out(begun.into_iter().collect(), now);
         self.notify_lives(worker);
-        self.noticed(noticed);
+        self.observed(observation);
         self.prove_claim(worker, false);
         true
     }
 
     /// The serving port in the network namespace of this root, instead of the former one's.
     fn watch_listener(&mut self, worker: WorkerId, root: ProcessId) {
-        let Some(probes) = self.probes.as_mut() else { return };
+        let Some(programs) = self.programs.as_mut() else { return };
         let slot = &mut self.workers[worker];
         let config = Arc::clone(&slot.config);
         let port = proc::netns_inum(root.tgid).ok().map(|netns| (netns, config.port));
@@ -311,10 +311,10 @@ impl Supervisor {
         }
         if let Some((netns, port)) = slot.port.take() {
             // It may be gone with its namespace; there is nothing to do about a failure.
-            let _ = probes.unwatch_port(netns, port);
+            let _ = programs.unwatch_port(netns, port);
         }
         let Some((netns, number)) = port else { return };
-        match probes.watch_port(netns, number, worker.0) {
+        match programs.watch_port(netns, number, worker.0) {
             Ok(()) => slot.port = port,
             Err(error) => {
                 tracing::warn!(%error, worker = %config.name, port = number, "the kernel does not watch the worker's listener");
@@ -323,7 +323,7 @@ impl Supervisor {
         }
     }
 
-    fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[Looked]) -> bool {
+    fn tree(&mut self, worker: WorkerId, root: ProcessId, tree: &[ProcessLook]) -> bool {
         if self.processes.root(worker) != Some(root) {
             return false;
         }
@@ -343,8 +343,8 @@ impl Supervisor {
     }
 
     fn watch(&mut self, worker: WorkerId, id: ProcessId) {
-        if let Some(probes) = self.probes.as_mut()
-            && let Err(error) = probes.watch(id.tgid, worker.0, id.start_ticks)
+        if let Some(programs) = self.programs.as_mut()
+            && let Err(error) = programs.watch(id.tgid, worker.0, id.start_ticks)
         {
             tracing::error!(%error, tgid = id.tgid, "the kernel does not watch this process; its pidfd does");
             self.metrics.lose(Loss::WatchProcess, 1);
@@ -410,7 +410,8 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
             Err(error) => Sighting::Failed(worker, format!("sever.companion: {error}")),
         }),
         Look::AtTree(worker, root, config) => {
-            let tree: Vec<Looked> = tree::descendants(root).into_iter().map(Looked::beside_its_parent).collect();
+            let tree: Vec<ProcessLook> =
+                tree::descendants(root).into_iter().map(ProcessLook::beside_its_parent).collect();
             let owner = owner(root, &config, &tree);
             Some(Sighting::Tree(worker, root, owner, tree))
         }
@@ -436,7 +437,7 @@ pub(super) fn serves(root: ProcessId, config: &WorkerConfig) -> bool {
 
 /// The user who owns the worker's listener, else its root. Where all processes are one user's, nobody needs to
 /// look for a listener.
-fn owner(root: ProcessId, config: &WorkerConfig, tree: &[Looked]) -> Option<u32> {
+fn owner(root: ProcessId, config: &WorkerConfig, tree: &[ProcessLook]) -> Option<u32> {
     let user = proc::effective_user(root.tgid)?;
     if tree.iter().all(|looked| looked.users == Some([user; 4])) {
         return Some(user);

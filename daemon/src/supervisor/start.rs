@@ -14,9 +14,9 @@ use crate::core::{Core, Policy, ProcessId, WorkerId, WorkerPolicy};
 use crate::effects::deaths::{self, Archive, Deaths};
 use crate::effects::discovery::{Ledger, Present, Registrar};
 use crate::effects::lease::{self, LeaseEvent};
-use crate::effects::nats::{self, Buckets, Link, NatsError};
+use crate::effects::nats::{self, Buckets, ConnectionState, NatsError};
 use crate::effects::signals::{self, Signals};
-use crate::effects::standing::Standing;
+use crate::effects::troubles::Troubles;
 use crate::metrics::Metrics;
 use crate::notify::Notifier;
 use crate::notify::dynamo::Dynamo;
@@ -24,7 +24,7 @@ use crate::notify::infera::Infera;
 use crate::open_files::{OpenFiles, TooFew};
 use crate::privileges::{self, Needs, Reduced};
 use crate::processes::Processes;
-use crate::sensors::ebpf::{EbpfError, Events, LoadOptions, Probes, Ring};
+use crate::sensors::ebpf::{EbpfError, Events, KernelPrograms, LoadOptions, Ring};
 use crate::sensors::health::{self, Life, Place};
 use crate::sensors::kmsg::{Facilities, KMSG, Kmsg};
 use crate::sensors::proc;
@@ -32,7 +32,7 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
-use super::notices::Notices;
+use super::notifications::Notifications;
 use super::report::Ready;
 use super::sidecar::{Sidecar, SidecarOptions};
 use super::slots::Slots;
@@ -118,7 +118,7 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
 pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     let open_files = OpenFiles::raise(config.workers.len())?;
     // Loading needs capabilities, which are per thread: before there are others.
-    let load = || Probes::load(&LoadOptions::of(&config.ebpf));
+    let load = || KernelPrograms::load(&LoadOptions::of(&config.ebpf));
     let mut ebpf = match config.ebpf.enabled {
         EbpfMode::Off => Err(NoEbpf::switched_off()),
         EbpfMode::Auto => load().map_err(NoEbpf::from),
@@ -143,7 +143,7 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
     };
     let severing = config.declare.sever || config.workers.iter().any(|worker| worker.sever.enabled);
     let needs = Needs { severing, declarations: config.declare.enabled };
-    let reduced = give_up_privileges(needs, ebpf.as_mut().ok().map(|(probes, _)| probes))?;
+    let reduced = give_up_privileges(needs, ebpf.as_mut().ok().map(|(programs, _)| programs))?;
     let side = Side::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io("the main runtime"))?;
     let outcome =
@@ -153,8 +153,8 @@ pub fn run(config: Config, mut options: RunOptions) -> Result<(), RunError> {
 }
 
 /// Down to what the rest of the run needs. Threads that come later have no more.
-fn give_up_privileges(needs: Needs, probes: Option<&mut Probes>) -> Result<Reduced, RunError> {
-    let maps_work = || match probes.map(Probes::check_access) {
+fn give_up_privileges(needs: Needs, programs: Option<&mut KernelPrograms>) -> Result<Reduced, RunError> {
+    let maps_work = || match programs.map(KernelPrograms::check_access) {
         Some(Err(error)) => {
             tracing::debug!(%error, "maps cannot be changed without CAP_BPF");
             false
@@ -196,7 +196,7 @@ async fn main(
     config: Arc<Config>,
     options: RunOptions,
     open_files: OpenFiles,
-    ebpf: Result<(Probes, Ring), NoEbpf>,
+    ebpf: Result<(KernelPrograms, Ring), NoEbpf>,
     kmsg: std::io::Result<Kmsg>,
     reduced: Reduced,
     side: tokio::runtime::Handle,
@@ -213,8 +213,8 @@ async fn main(
         }
     });
 
-    let standing = Standing::default();
-    let (client, link) = nats::connect(&config.nats, &config.node, standing.clone()).await?;
+    let troubles = Troubles::default();
+    let (client, link) = nats::connect(&config.nats, &config.node, troubles.clone()).await?;
     let (workers_bucket, workers_opened) = watch::channel(None);
     let (registrars, registrars_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
@@ -237,8 +237,8 @@ async fn main(
     match config.mode {
         Mode::Enforce => {
             let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
-            tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, standing.clone(), lease_tx));
-            tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), standing.clone(), opened_tx));
+            tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, troubles.clone(), lease_tx));
+            tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), troubles.clone(), opened_tx));
             tokio::spawn(async move {
                 let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
                 let Some((context, Buckets { workers, nodes, routers })) = found else { return };
@@ -260,8 +260,8 @@ async fn main(
         // Nothing is made and nothing is written; what is there is read.
         Mode::Observe => {
             let (routers_bucket, mut routers_opened) = watch::channel(None);
-            let (standing, up) = (standing.clone(), link.clone());
-            tokio::spawn(nats::look_for(client.clone(), up, standing, workers_bucket, routers_bucket));
+            let (troubles, up) = (troubles.clone(), link.clone());
+            tokio::spawn(nats::look_for(client.clone(), up, troubles, workers_bucket, routers_bucket));
             tokio::spawn(async move {
                 let Ok(found) = routers_opened.wait_for(Option::is_some).await.map(|found| found.clone()) else {
                     return;
@@ -272,7 +272,7 @@ async fn main(
             });
             let (context, mut link) = (nats::context(client.clone()), link.clone());
             tokio::spawn(async move {
-                if link.wait_for(|link| *link == Link::Connected).await.is_ok() {
+                if link.wait_for(|link| *link == ConnectionState::Connected).await.is_ok() {
                     recalled(context.clone());
                     context_tx.send_replace(Some(context));
                 }
@@ -283,7 +283,7 @@ async fn main(
         node: config.node.clone(),
         bucket: workers_opened,
         link: link.clone(),
-        standing: standing.clone(),
+        troubles: troubles.clone(),
         present: present_tx,
         messages: messages.clone(),
     };
@@ -292,9 +292,9 @@ async fn main(
         .await
         .map_err(|error| io("subscribing to answers")(std::io::Error::other(error)))?;
 
-    let (probes, events, no_ebpf) = match ebpf {
-        Ok((probes, ring)) => match Events::new(ring) {
-            Ok(events) => (Some(probes), Some(events), None),
+    let (programs, events, no_ebpf) = match ebpf {
+        Ok((programs, ring)) => match Events::new(ring) {
+            Ok(events) => (Some(programs), Some(events), None),
             Err(error) => (None, None, Some(NoEbpf::broken(format!("the ring buffer cannot be polled: {error}")))),
         },
         Err(no_ebpf) => (None, None, Some(no_ebpf)),
@@ -314,7 +314,7 @@ async fn main(
             soft_withdrawals_per_minute: config.policy.soft_withdrawals_per_minute,
         }),
         processes: Processes::default(),
-        probes,
+        programs,
         events,
         workers: Slots::new(),
         outcomes: outcomes_tx,
@@ -323,10 +323,10 @@ async fn main(
         actions: Vec::new(),
         declarations: Declarations::new(&config.declare, &side),
         signals,
-        notices: Notices::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
+        notifications: Notifications::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
         archive: Archive::new(context, config.mode == Mode::Observe, metrics.clone()),
         ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
-        standing,
+        troubles,
         inherited: None,
         registrars,
         link,
@@ -341,8 +341,8 @@ async fn main(
         messages,
         health_tx,
         outgoing: Vec::new(),
-        untold: Vec::new(),
-        noticed: Vec::with_capacity(64),
+        due_notes: Vec::new(),
+        observations: Vec::with_capacity(64),
         without_pidfd: Vec::new(),
         open_files,
         publish_at: None,
@@ -382,7 +382,7 @@ fn inferas(
     }
     let start = |infera| {
         let messages = messages.clone();
-        let report = Arc::new(move |told| drop(messages.send(Message::Told(told))));
+        let report = Arc::new(move |report| drop(messages.send(Message::Bridge(report))));
         Infera::start(infera, &config.node, side, metrics, report)
     };
     Ok(config.infera.iter().map(start).collect::<Result<_, _>>()?)
@@ -397,7 +397,7 @@ fn dynamos(
 ) -> Vec<Dynamo> {
     let start = |dynamo| {
         let messages = messages.clone();
-        let report = Arc::new(move |told| drop(messages.send(Message::Told(told))));
+        let report = Arc::new(move |report| drop(messages.send(Message::Bridge(report))));
         Dynamo::start(dynamo, side, metrics, report)
     };
     config.dynamo.iter().filter(|_| config.mode == Mode::Enforce).map(start).collect()
@@ -412,7 +412,7 @@ fn follow_kmsg(
     match kmsg {
         Ok(log) => {
             side.spawn(async move {
-                if let Err(error) = log.follow(|told| messages.send(Message::Kmsg(told)).is_ok()).await {
+                if let Err(error) = log.follow(|entry| messages.send(Message::Kmsg(entry)).is_ok()).await {
                     tracing::error!(%error, "the daemon no longer reads the kernel's log: GPU faults go unseen");
                 }
             });
@@ -446,7 +446,7 @@ impl Supervisor {
             self.outcomes.clone(),
         );
         self.core.add_worker(worker, policy(&config));
-        self.notices.known(&config);
+        self.notifications.known(&config);
         self.workers.add(WorkerSlot {
             stuck: String::new(),
             oom_victim: None,
@@ -473,7 +473,7 @@ impl Supervisor {
             death: None,
             incarnation: String::new(),
             evidence: None,
-            told: None,
+            signalled: None,
             ending: None,
             reason: String::new(),
             since: jiff::Timestamp::now(),

@@ -11,7 +11,7 @@ use super::request::{Prompt, Request};
 
 /// What the first text after a seam is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict<'a> {
+pub(crate) enum LeakCheck<'a> {
     /// A continuation.
     Clean,
     /// The prompt again, then the continuation.
@@ -21,25 +21,25 @@ pub(crate) enum Verdict<'a> {
 }
 
 /// Judges the first text after a seam that followed `sent`.
-pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> Verdict<'a> {
+pub(crate) fn judge<'a>(request: &Request, sent: &str, first: &'a str) -> LeakCheck<'a> {
     if first.len() <= sent.len() || sent.is_empty() {
-        return Verdict::Clean;
+        return LeakCheck::Clean;
     }
     match last_words(request) {
         Some(words) => {
-            let Some(at) = first.find(&words) else { return Verdict::Clean };
+            let Some(at) = first.find(&words) else { return LeakCheck::Clean };
             // Then the end of the template, then what was sent, then what is new.
             let after = &first[at + words.len()..];
             let mut places = (0..after.len()).filter(|&at| after.is_char_boundary(at) && after[at..].starts_with(sent));
             match (places.next(), places.next()) {
-                (Some(only), None) => Verdict::Leak(&after[only + sent.len()..]),
-                (Some(_), Some(_)) => Verdict::Unclear,
-                (None, _) => Verdict::Clean,
+                (Some(only), None) => LeakCheck::Leak(&after[only + sent.len()..]),
+                (Some(_), Some(_)) => LeakCheck::Unclear,
+                (None, _) => LeakCheck::Clean,
             }
         }
         // Rather an error than a system prompt in the answer.
-        None if first.rfind(sent).is_some_and(|at| at > 0) => Verdict::Unclear,
-        None => Verdict::Clean,
+        None if first.rfind(sent).is_some_and(|at| at > 0) => LeakCheck::Unclear,
+        None => LeakCheck::Clean,
     }
 }
 
@@ -79,16 +79,16 @@ mod tests {
     #[test]
     fn a_prompt_that_comes_again_is_cut_off() {
         let request = request(json!({ "prompt": "hello" }));
-        assert_eq!(judge(&request, " three", "hello three\u{20ac}"), Verdict::Leak("\u{20ac}"));
-        assert_eq!(judge(&request, " three", " three three"), Verdict::Clean);
-        assert_eq!(judge(&request, " three", "\u{20ac}"), Verdict::Clean);
-        assert_eq!(judge(&request, " t", "hello three three"), Verdict::Unclear);
+        assert_eq!(judge(&request, " three", "hello three\u{20ac}"), LeakCheck::Leak("\u{20ac}"));
+        assert_eq!(judge(&request, " three", " three three"), LeakCheck::Clean);
+        assert_eq!(judge(&request, " three", "\u{20ac}"), LeakCheck::Clean);
+        assert_eq!(judge(&request, " t", "hello three three"), LeakCheck::Unclear);
     }
 
     #[test]
     fn without_a_readable_prompt_a_repetition_of_all_that_was_sent_is_not_passed_on() {
         let request = request(json!({ "prompt": [1, 2] }));
-        assert_eq!(judge(&request, " one two three", "secret one two three!"), Verdict::Unclear);
-        assert_eq!(judge(&request, " one", " two"), Verdict::Clean);
+        assert_eq!(judge(&request, " one two three", "secret one two three!"), LeakCheck::Unclear);
+        assert_eq!(judge(&request, " one", " two"), LeakCheck::Clean);
     }
 }

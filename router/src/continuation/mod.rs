@@ -40,6 +40,6 @@ mod write;
 pub use body::{Body, Unreadable};
 pub use request::{Endpoint, Engine};
 pub use resend::{Exactness, Outgoing, Refusal, Target};
-pub use stream::{Broken, Continuation, Options, Progress, Verdict};
+pub use stream::{Broken, Continuation, Options, Progress, StreamEnd};
 pub use unmovable::Unmovable;
 pub use write::error_event;

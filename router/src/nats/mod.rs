@@ -67,7 +67,7 @@ pub enum ConnectError {
 
 /// What all tasks here share.
 #[derive(Debug, Clone)]
-struct Link {
+struct NatsClient {
     client: async_nats::Client,
     context: jetstream::Context,
     proxy: Arc<Proxy>,
@@ -180,12 +180,12 @@ async fn begin(
         .map_err(|source| ConnectError::Url { url: url.clone(), source })?;
     info!(url, "following NATS");
     let context = jetstream::new(client.clone());
-    let link = Link { client, context, proxy, settings, connections, troubles: link_troubles };
+    let client = NatsClient { client, context, proxy, settings, connections, troubles: link_troubles };
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch::workers(link.clone(), listing));
-    tasks.spawn(watch::nodes(link.clone()));
-    tasks.spawn(signals::run(link.clone()));
-    tasks.spawn(lease::run(link, stopped));
+    tasks.spawn(watch::workers(client.clone(), listing));
+    tasks.spawn(watch::nodes(client.clone()));
+    tasks.spawn(signals::run(client.clone()));
+    tasks.spawn(lease::run(client, stopped));
     Ok(tasks)
 }
 

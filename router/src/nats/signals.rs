@@ -8,16 +8,16 @@ use lastgasp_protocol::kv::backoff;
 use lastgasp_protocol::{Action, Answer, Counts, MIGRATE_WILDCARD, MigrateSignal, Phase, SCHEMA};
 use tracing::{info, warn};
 
-use super::Link;
+use super::NatsClient;
 use crate::workers::Listing;
 
 /// Hears signals for as long as the router runs. The subscription outlives reconnects.
-pub(super) async fn run(link: Link) {
+pub(super) async fn run(client: NatsClient) {
     for attempts in 0.. {
-        match link.client.subscribe(MIGRATE_WILDCARD).await {
+        match client.client.subscribe(MIGRATE_WILDCARD).await {
             Ok(mut signals) => {
                 while let Some(message) = signals.next().await {
-                    hear(&link, message).await;
+                    hear(&client, message).await;
                 }
                 warn!("the subscription to signals ended");
             }
@@ -27,8 +27,8 @@ pub(super) async fn run(link: Link) {
     }
 }
 
-async fn hear(link: &Link, message: Message) {
-    let metrics = &link.proxy.metrics;
+async fn hear(client: &NatsClient, message: Message) {
+    let metrics = &client.proxy.metrics;
     let signal = match MigrateSignal::parse(&message.subject, &message.payload) {
         Ok(signal) => signal,
         Err(error) => {
@@ -40,9 +40,9 @@ async fn hear(link: &Link, message: Message) {
     // Only put into the client's queue here, which takes microseconds; behind a thousand
     // streams that wake it would leave after the daemon has asked again.
     if let Some(reply) = message.reply.clone() {
-        answer(link, &reply, &signal.certificate, Phase::Received, None).await;
+        answer(client, &reply, &signal.certificate, Phase::Received, None).await;
     }
-    let (listings, heard) = link.proxy.workers.signal(&signal);
+    let (listings, heard) = client.proxy.workers.signal(&signal);
     for heard in &heard {
         metrics.signals.with_label_values(&[heard.as_str()]).inc();
     }
@@ -50,10 +50,10 @@ async fn hear(link: &Link, message: Message) {
     let names: Vec<&str> = workers.iter().map(|worker| worker.worker.as_str()).collect();
     info!(node = %node, ?action, ?mode, certificate, ?names, %cause, ?heard, "signal");
     if let Some(reply) = message.reply {
-        let link = link.clone();
+        let client = client.clone();
         tokio::spawn(async move {
             let counts = if action == Action::Move { settled(&listings).await } else { Counts::default() };
-            answer(&link, &reply, &certificate, Phase::Done, Some(counts)).await;
+            answer(&client, &reply, &certificate, Phase::Done, Some(counts)).await;
             let Counts { streams, moved, unmovable, failed } = counts;
             info!(certificate, streams, moved, unmovable, failed, "signal carried out");
         });
@@ -72,10 +72,10 @@ async fn settled(listings: &[Arc<Listing>]) -> Counts {
     sum
 }
 
-async fn answer(link: &Link, reply: &Subject, certificate: &str, phase: Phase, counts: Option<Counts>) {
-    let router = link.settings.name.clone();
+async fn answer(client: &NatsClient, reply: &Subject, certificate: &str, phase: Phase, counts: Option<Counts>) {
+    let router = client.settings.name.clone();
     let answer = Answer { schema: SCHEMA, router, certificate: certificate.to_owned(), phase, counts };
-    if let Err(error) = link.client.publish(reply.clone(), answer.to_json().into()).await {
+    if let Err(error) = client.client.publish(reply.clone(), answer.to_json().into()).await {
         warn!(%error, "answer not sent");
     }
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::Timestamp;
-use lastgasp_protocol::kv::{Bucket, Change, Entry, Fault, OpenError, Value, backoff};
+use lastgasp_protocol::kv::{Bucket, Change, Content, Entry, Fault, OpenError, backoff};
 use lastgasp_protocol::{ContractError, NODES_BUCKET, Name, NodeLease, WORKERS_BUCKET, WorkerRecord, WorkerState};
 use tokio::sync::watch as latest;
 use tracing::{info, warn};
 
-use super::Link;
+use super::NatsClient;
 
 /// How long after the deadline of a drain its daemon is still waited for: its clock is another one.
 const OVERDUE: Duration = Duration::from_secs(2);
@@ -30,57 +30,57 @@ trait Reader {
 }
 
 /// Keeps the workers as the bucket has them. `listing` becomes true after the first listing.
-pub(super) async fn workers(link: Link, listing: latest::Sender<bool>) {
-    let reader = Workers { link: link.clone(), listing, present: None };
-    follow(link, WORKERS_BUCKET, reader).await;
+pub(super) async fn workers(client: NatsClient, listing: latest::Sender<bool>) {
+    let reader = Workers { client: client.clone(), listing, present: None };
+    follow(client, WORKERS_BUCKET, reader).await;
 }
 
 /// Keeps the node leases as the bucket has them.
-pub(super) async fn nodes(link: Link) {
-    let reader = Nodes { link: link.clone(), present: None };
-    follow(link, NODES_BUCKET, reader).await;
+pub(super) async fn nodes(client: NatsClient) {
+    let reader = Nodes { client: client.clone(), present: None };
+    follow(client, NODES_BUCKET, reader).await;
 }
 
-async fn follow(mut link: Link, name: &'static str, mut reader: impl Reader) {
+async fn follow(mut client: NatsClient, name: &'static str, mut reader: impl Reader) {
     let mut attempts = 0;
     loop {
-        let ended = once(&mut link, name, &mut reader, &mut attempts).await;
+        let ended = once(&mut client, name, &mut reader, &mut attempts).await;
         let wait = backoff(attempts);
         attempts += 1;
         match ended {
             Ok(()) => info!(bucket = name, "listing again"),
-            Err(error) => link.troubles.bad(name, Fault::of(&*error), format!("not followed at present: {error}")),
+            Err(error) => client.troubles.bad(name, Fault::of(&*error), format!("not followed at present: {error}")),
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             // The sender lives as long as the client.
-            _ = link.connections.changed() => {}
+            _ = client.connections.changed() => {}
         }
     }
 }
 
 /// One listing and what follows it, until the connection is made anew.
 async fn once(
-    link: &mut Link,
+    client: &mut NatsClient,
     name: &'static str,
     reader: &mut impl Reader,
     attempts: &mut u32,
 ) -> Result<(), async_nats::Error> {
     // The first attempt would only time out before there is a connection.
-    _ = link.connections.wait_for(|count| *count > 0).await;
-    link.connections.borrow_and_update();
-    if !link.troubles.is_new_enough(&link.client) {
+    _ = client.connections.wait_for(|count| *count > 0).await;
+    client.connections.borrow_and_update();
+    if !client.troubles.is_new_enough(&client.client) {
         return Err("the server is too old".into());
     }
-    let bucket = match Bucket::open(&link.context, name, link.settings.replicas).await {
+    let bucket = match Bucket::open(&client.context, name, client.settings.replicas).await {
         Ok(bucket) => bucket,
         Err(error @ OpenError::Misshapen { .. }) => {
-            link.troubles.bad("buckets", Fault::Misshapen, &error);
+            client.troubles.bad("buckets", Fault::Misshapen, &error);
             return Err(error.into());
         }
         Err(error) => return Err(error.into()),
     };
-    link.troubles.good("buckets");
+    client.troubles.good("buckets");
     let mut watch = bucket.watch(">").await?;
     reader.begin();
     loop {
@@ -89,13 +89,13 @@ async fn once(
                 Some(Ok(Change::Entry(entry))) => reader.entry(entry),
                 Some(Ok(Change::Listed)) => {
                     *attempts = 0;
-                    link.troubles.good(name);
+                    client.troubles.good(name);
                     reader.listed();
                 }
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err("the watch ended".into()),
             },
-            changed = link.connections.changed() => {
+            changed = client.connections.changed() => {
                 // A watch has been seen to fall silent after a reconnect (nats.rs#1596).
                 *attempts = 0;
                 return changed.map_err(Into::into);
@@ -105,7 +105,7 @@ async fn once(
 }
 
 struct Workers {
-    link: Link,
+    client: NatsClient,
     listing: latest::Sender<bool>,
     /// Keys that were found by the listing, while it is under way.
     present: Option<HashSet<String>>,
@@ -114,7 +114,7 @@ struct Workers {
 impl Workers {
     /// Comes back to a drain after its deadline.
     fn remind(&self, key: String, record: WorkerRecord, deadline: Timestamp) {
-        let workers = Arc::clone(&self.link.proxy.workers);
+        let workers = Arc::clone(&self.client.proxy.workers);
         let rest = Duration::try_from(deadline.duration_since(Timestamp::now())).unwrap_or_default();
         tokio::spawn(async move {
             tokio::time::sleep(rest.min(LONGEST_DRAIN) + OVERDUE).await;
@@ -126,14 +126,14 @@ impl Workers {
 impl Reader for Workers {
     fn begin(&mut self) {
         self.present = Some(HashSet::new());
-        self.link.proxy.workers.relisting();
+        self.client.proxy.workers.relisting();
     }
 
     fn entry(&mut self, entry: Entry) {
-        let workers = &self.link.proxy.workers;
+        let workers = &self.client.proxy.workers;
         let Entry { key, revision, value, payload: _, stored_at: _ } = entry;
         match value {
-            Value::Put(bytes) => match WorkerRecord::parse(&key, &bytes) {
+            Content::Put(bytes) => match WorkerRecord::parse(&key, &bytes) {
                 Ok(record) => {
                     info!(key, revision, state = record.state.as_str(), epoch = record.epoch, "worker listed");
                     workers.put(&record, revision);
@@ -143,7 +143,7 @@ impl Reader for Workers {
                 }
                 Err(error) => {
                     warn!(key, revision, %error, "record not read");
-                    self.link.proxy.metrics.records_refused.with_label_values(&[error.label()]).inc();
+                    self.client.proxy.metrics.records_refused.with_label_values(&[error.label()]).inc();
                     // A later version's record says something that is not understood here. Anything
                     // else is not by the worker's daemon at all, which will write over it.
                     if matches!(error, ContractError::UnknownSchema(_)) {
@@ -151,11 +151,11 @@ impl Reader for Workers {
                     }
                 }
             },
-            Value::Deleted => {
+            Content::Deleted => {
                 info!(key, revision, "worker withdrawn");
                 workers.deleted(&key, revision);
             }
-            Value::Expired => {
+            Content::Expired => {
                 if workers.expired(&key) {
                     warn!(key, revision, "record expired: no new work for this worker");
                 }
@@ -168,14 +168,14 @@ impl Reader for Workers {
 
     fn listed(&mut self) {
         if let Some(present) = self.present.take() {
-            self.link.proxy.workers.listed(&present);
+            self.client.proxy.workers.listed(&present);
         }
         self.listing.send_replace(true);
     }
 }
 
 struct Nodes {
-    link: Link,
+    client: NatsClient,
     /// Nodes that were found by the listing, while it is under way.
     present: Option<HashSet<Name>>,
 }
@@ -187,9 +187,9 @@ impl Reader for Nodes {
 
     fn entry(&mut self, entry: Entry) {
         let Ok(node) = Name::from_token(&entry.key) else { return };
-        let workers = &self.link.proxy.workers;
+        let workers = &self.client.proxy.workers;
         match entry.value {
-            Value::Put(value) => match NodeLease::parse(&value) {
+            Content::Put(value) => match NodeLease::parse(&value) {
                 Ok(lease) if lease.node == node => {
                     workers.lease_renewed(node.clone());
                     if let Some(present) = &mut self.present {
@@ -199,10 +199,10 @@ impl Reader for Nodes {
                 refused => {
                     let label = refused.map_or_else(|error| error.label(), |_| "misplaced");
                     warn!(%node, reason = label, "lease not read");
-                    self.link.proxy.metrics.records_refused.with_label_values(&[label]).inc();
+                    self.client.proxy.metrics.records_refused.with_label_values(&[label]).inc();
                 }
             },
-            Value::Deleted | Value::Expired => {
+            Content::Deleted | Content::Expired => {
                 info!(node = %node, "node lease lapsed");
                 workers.lease_lapsed(node);
             }
@@ -211,7 +211,7 @@ impl Reader for Nodes {
 
     fn listed(&mut self) {
         if let Some(present) = self.present.take() {
-            self.link.proxy.workers.leases_listed(&present);
+            self.client.proxy.workers.leases_listed(&present);
         }
     }
 }

@@ -22,7 +22,7 @@ const ANSWER: usize = 4096;
 
 /// What one worker made of it.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct WorkerAnswer {
     worker: String,
     /// Its status; none if it gave no answer.
     status: Option<u16>,
@@ -39,21 +39,21 @@ pub async fn serve(proxy: Arc<Proxy>, inbound: Inbound) -> Response {
         return ApiError::unavailable("no_worker", "No worker takes requests at present.").into_response();
     }
     let outcomes = join_all(workers.iter().map(|listing| ask(&proxy, listing, &inbound))).await;
-    let done = |outcome: &Outcome| outcome.status.is_some_and(|status| (200..300).contains(&status));
+    let done = |outcome: &WorkerAnswer| outcome.status.is_some_and(|status| (200..300).contains(&status));
     let failed = outcomes.iter().filter(|outcome| !done(outcome)).count();
     let status = if failed == 0 { StatusCode::OK } else { StatusCode::BAD_GATEWAY };
     info!(id = %inbound.id, path = inbound.path, workers = outcomes.len(), failed, "admin request");
     (status, Json(serde_json::json!({ "workers": outcomes }))).into_response()
 }
 
-async fn ask(proxy: &Proxy, listing: &Listing, inbound: &Inbound) -> Outcome {
+async fn ask(proxy: &Proxy, listing: &Listing, inbound: &Inbound) -> WorkerAnswer {
     let request = proxy.client.request(Method::POST, format!("{}{}", listing.endpoint, inbound.path));
     let request = request.headers(inbound.headers.clone()).body(inbound.body.clone()).timeout(TIMEOUT);
     let (status, answer) = match request.send().await {
         Ok(response) => (Some(response.status().as_u16()), beginning(response).await),
         Err(error) => (None, chain(&error)),
     };
-    Outcome { worker: listing.key.to_string(), status, answer }
+    WorkerAnswer { worker: listing.key.to_string(), status, answer }
 }
 
 async fn beginning(mut response: reqwest::Response) -> String {

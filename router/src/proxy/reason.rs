@@ -41,7 +41,7 @@ impl Leaving {
 
 /// Why a stream ended with an error; label `reason` of failed moves and `code` of the client's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum MoveFailure {
     /// Its nature forbids it.
     Unmovable(Unmovable),
     /// No other worker has the model, within `--wait-for-worker`.
@@ -56,7 +56,7 @@ pub enum Failure {
     LimitReached,
 }
 
-impl Failure {
+impl MoveFailure {
     /// The metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

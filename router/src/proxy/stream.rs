@@ -13,15 +13,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
 use super::dispatch::{Declined, Tried, Upstream};
-use super::reason::{Failure, Leaving};
+use super::reason::{Leaving, MoveFailure};
 use super::unary;
 use super::{Inbound, Proxy, aside};
 use crate::continuation::{
-    Body as Request, Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, Verdict,
+    Body as Request, Broken, Continuation, Endpoint, Exactness, Options, Outgoing, Progress, Refusal, StreamEnd,
     error_event,
 };
 use crate::errors::ApiError;
-use crate::workers::{Fate, Outcome, Ticket};
+use crate::workers::{Fate, RequestOutcome, Ticket};
 
 /// Pieces that may wait for a slow client before the worker is no longer read.
 const QUEUE: usize = 16;
@@ -264,27 +264,29 @@ impl Session {
                 self.misses += u32::from(self.moving.is_some());
             }
             let failure = match self.stream.worker_failed(&mut self.out) {
-                Verdict::Finished => break "finished_by_router",
-                Verdict::Unmovable(reason) => {
-                    ticket.settle(Outcome::Unmovable);
-                    Some(Failure::Unmovable(reason))
+                StreamEnd::Finished => break "finished_by_router",
+                StreamEnd::Unmovable(reason) => {
+                    ticket.settle(RequestOutcome::Unmovable);
+                    Some(MoveFailure::Unmovable(reason))
                 }
-                Verdict::Retry if self.retries >= self.proxy.config.max_retries => Some(Failure::RetriesExhausted),
-                Verdict::Retry => {
+                StreamEnd::Retry if self.retries >= self.proxy.config.max_retries => {
+                    Some(MoveFailure::RetriesExhausted)
+                }
+                StreamEnd::Retry => {
                     self.retry(reason);
                     None
                 }
-                Verdict::Move if self.proxy.config.migration_limit == 0 => Some(Failure::MigrationOff),
-                Verdict::Move if self.moves >= self.proxy.config.migration_limit => Some(Failure::LimitReached),
-                Verdict::Move if self.misses > self.proxy.config.max_retries => Some(Failure::RetriesExhausted),
-                Verdict::Move => {
+                StreamEnd::Move if self.proxy.config.migration_limit == 0 => Some(MoveFailure::MigrationOff),
+                StreamEnd::Move if self.moves >= self.proxy.config.migration_limit => Some(MoveFailure::LimitReached),
+                StreamEnd::Move if self.misses > self.proxy.config.max_retries => Some(MoveFailure::RetriesExhausted),
+                StreamEnd::Move => {
                     let since = self.moving.take().map_or(since, |moving| moving.since);
                     self.moving = Some(Moving { reason, since });
                     None
                 }
             };
             if let Some(failure) = failure {
-                ticket.settle(Outcome::Failed);
+                ticket.settle(RequestOutcome::Failed);
                 self.fail(reason, failure);
                 break failure.as_str();
             }
@@ -296,7 +298,7 @@ impl Session {
             };
             match opened {
                 Ok(next) => {
-                    ticket.settle(Outcome::Moved);
+                    ticket.settle(RequestOutcome::Moved);
                     if self.moving.is_some() && self.proxy.config.tell_clients {
                         let comment = format!(": lastgasp moved {from} -> {}\n", next.ticket.listing().key);
                         self.out.extend_from_slice(comment.as_bytes());
@@ -310,14 +312,14 @@ impl Session {
                 Err(unopened) => {
                     let failure = match unopened {
                         Unopened::Refused(Refusal::Unmovable(reason)) => {
-                            ticket.settle(Outcome::Unmovable);
-                            Failure::Unmovable(reason)
+                            ticket.settle(RequestOutcome::Unmovable);
+                            MoveFailure::Unmovable(reason)
                         }
-                        Unopened::NoWorker(_) => Failure::NoWorker,
-                        Unopened::RetriesExhausted(_) => Failure::RetriesExhausted,
-                        _ => Failure::RefusedByWorker,
+                        Unopened::NoWorker(_) => MoveFailure::NoWorker,
+                        Unopened::RetriesExhausted(_) => MoveFailure::RetriesExhausted,
+                        _ => MoveFailure::RefusedByWorker,
                     };
-                    ticket.settle(Outcome::Failed);
+                    ticket.settle(RequestOutcome::Failed);
                     self.fail(reason, failure);
                     break failure.as_str();
                 }
@@ -445,7 +447,7 @@ impl Session {
             return true;
         }
         if self.stream.movable(ticket.listing().target(&self.inbound.model)).is_err() {
-            ticket.settle(Outcome::Unmovable);
+            ticket.settle(RequestOutcome::Unmovable);
             return true;
         }
         let config = &self.proxy.config;
@@ -455,7 +457,7 @@ impl Session {
             self.retries >= config.max_retries
         };
         if spent {
-            ticket.settle(Outcome::Failed);
+            ticket.settle(RequestOutcome::Failed);
             return true;
         }
         false
@@ -485,7 +487,7 @@ impl Session {
     }
 
     /// Ends the stream visibly.
-    fn fail(&mut self, reason: Leaving, failure: Failure) {
+    fn fail(&mut self, reason: Leaving, failure: MoveFailure) {
         let (reason, failure) = (reason.as_str(), failure.as_str());
         let message = format!("The worker was lost ({reason}) and the answer could not be continued ({failure}).");
         self.out.extend(error_event(&message, failure));

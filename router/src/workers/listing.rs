@@ -68,7 +68,7 @@ pub enum Fate {
 
 /// What became of a stream that was on a condemned worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// It goes on elsewhere.
     Moved,
     /// Its nature forbids it.
@@ -87,17 +87,17 @@ struct Tally {
     counts: Counts,
     settled: u64,
     /// What was settled shortly before the condemnation.
-    recent: Vec<(Instant, Outcome)>,
+    recent: Vec<(Instant, RequestOutcome)>,
 }
 
 impl Tally {
-    fn add(&mut self, outcome: Outcome) {
+    fn add(&mut self, outcome: RequestOutcome) {
         self.settled += 1;
         match outcome {
-            Outcome::Moved => self.counts.moved += 1,
-            Outcome::Unmovable => self.counts.unmovable += 1,
-            Outcome::Failed => self.counts.failed += 1,
-            Outcome::Ended => {}
+            RequestOutcome::Moved => self.counts.moved += 1,
+            RequestOutcome::Unmovable => self.counts.unmovable += 1,
+            RequestOutcome::Failed => self.counts.failed += 1,
+            RequestOutcome::Ended => {}
         }
     }
 }
@@ -255,7 +255,7 @@ impl Ticket {
     }
 
     /// Says what became of the stream. Only the first word counts.
-    pub fn settle(&mut self, outcome: Outcome) {
+    pub fn settle(&mut self, outcome: RequestOutcome) {
         if std::mem::replace(&mut self.settled, true) {
             return;
         }
@@ -283,7 +283,7 @@ impl Drop for Ticket {
             listing.tally.send_modify(|tally| {
                 tally.live -= 1;
                 if tally.condemned && !*settled {
-                    tally.add(Outcome::Ended);
+                    tally.add(RequestOutcome::Ended);
                 }
             });
         }

@@ -18,7 +18,7 @@ use lastgasp_protocol::{
 };
 use tokio::sync::{mpsc, watch};
 
-pub use listing::{Fate, Key, Listing, Models, Outcome, Ticket, Why};
+pub use listing::{Fate, Key, Listing, Models, RequestOutcome, Ticket, Why};
 
 use lease::Leases;
 
@@ -37,7 +37,7 @@ const DRAWS: usize = 16;
 
 /// Whether a listing is still one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ListingState {
     Listed,
     /// The key is gone without a word: no new work, streams stay.
     Unknown,
@@ -56,21 +56,21 @@ struct Slot {
     lease: LeaseKind,
     /// Until when it may drain, if it does.
     deadline: Option<Timestamp>,
-    standing: Standing,
-    /// Since when it is [`Standing::Unknown`], if it is.
+    standing: ListingState,
+    /// Since when it is [`ListingState::Unknown`], if it is.
     unknown_since: Option<Instant>,
 }
 
 impl Slot {
     fn is_now_unknown(&mut self, now: Instant) {
-        self.standing = Standing::Unknown;
+        self.standing = ListingState::Unknown;
         self.unknown_since.get_or_insert(now);
     }
 
     /// Nobody will say anything about it any more: its node went without a word, long ago.
     fn is_forgotten(&self, now: Instant) -> bool {
         let long = |since| now.saturating_duration_since(since) >= FORGOTTEN;
-        self.standing == Standing::Unknown && self.listing.in_flight() == 0 && self.unknown_since.is_some_and(long)
+        self.standing == ListingState::Unknown && self.listing.in_flight() == 0 && self.unknown_since.is_some_and(long)
     }
 }
 
@@ -94,7 +94,7 @@ struct Inner {
 
 /// What a signal did to one worker that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heard {
+pub enum SignalResult {
     /// Acted on.
     Applied,
     /// Known already.
@@ -109,7 +109,7 @@ pub enum Heard {
     Stale,
 }
 
-impl Heard {
+impl SignalResult {
     /// The metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -195,9 +195,9 @@ impl Workers {
                 // Its streams were sent away since its drain was overdue. It serves after all: it is listed anew.
                 let back = slot.listing.is_condemned() && record.state != WorkerState::Draining;
                 let kept = match slot.standing {
-                    Standing::Listed | Standing::Unknown => !back,
-                    Standing::Withdrawn => false,
-                    Standing::Gone => true,
+                    ListingState::Listed | ListingState::Unknown => !back,
+                    ListingState::Withdrawn => false,
+                    ListingState::Gone => true,
                 };
                 if record.epoch == slot.listing.epoch && kept {
                     slot.revision = revision;
@@ -206,14 +206,14 @@ impl Workers {
                     slot.lease = record.lease;
                     slot.deadline = record.deadline;
                     slot.unknown_since = None;
-                    if slot.standing == Standing::Unknown {
-                        slot.standing = Standing::Listed;
+                    if slot.standing == ListingState::Unknown {
+                        slot.standing = ListingState::Listed;
                     }
                     drop(inner);
                     return self.notify();
                 }
             }
-            slot.standing = Standing::Gone;
+            slot.standing = ListingState::Gone;
             // The same process listed again still runs; another one stands on its grave.
             let lives = slot.listing.incarnation == record.incarnation;
             slot.listing.condemn(if lives { Mode::Handover } else { Mode::Lost }, Why::Superseded);
@@ -226,7 +226,7 @@ impl Workers {
             models: record.models.clone(),
             lease: record.lease,
             deadline: record.deadline,
-            standing: Standing::Listed,
+            standing: ListingState::Listed,
             unknown_since: None,
         };
         let grave = inner
@@ -235,7 +235,7 @@ impl Workers {
             .find(|grave| grave.key == key && grave.incarnation == record.incarnation && grave.epoch >= record.epoch);
         match grave {
             Some(grave) if grave.action == Action::Move => {
-                slot.standing = Standing::Gone;
+                slot.standing = ListingState::Gone;
                 listing.condemn(grave.mode, Why::Signal);
             }
             Some(_) => slot.state = WorkerState::Draining,
@@ -251,8 +251,8 @@ impl Workers {
         let mut inner = self.lock();
         let Some(slot) = inner.slots.get_mut(key).filter(|slot| revision > slot.revision) else { return };
         slot.revision = revision;
-        if slot.standing != Standing::Gone {
-            slot.standing = Standing::Withdrawn;
+        if slot.standing != ListingState::Gone {
+            slot.standing = ListingState::Withdrawn;
         }
         slot.listing.condemn(Mode::Handover, Why::Deleted);
         drop(inner);
@@ -263,7 +263,7 @@ impl Workers {
     /// the case that it cannot. Nothing happens if it is no longer draining.
     pub fn overdue(&self, key: &str, record: &WorkerRecord) {
         if let Some(slot) = self.lock().slots.get(key)
-            && slot.standing == Standing::Listed
+            && slot.standing == ListingState::Listed
             && slot.state == WorkerState::Draining
             && slot.listing.incarnation == record.incarnation
             && slot.listing.epoch == record.epoch
@@ -276,7 +276,7 @@ impl Workers {
     /// A record cannot be read.
     pub fn unknown(&self, key: &str) {
         if let Some(slot) = self.lock().slots.get_mut(key)
-            && slot.standing == Standing::Listed
+            && slot.standing == ListingState::Listed
         {
             slot.is_now_unknown(Instant::now());
         }
@@ -293,12 +293,12 @@ impl Workers {
         inner.slots.retain(|_, slot| !slot.is_forgotten(now));
         let Some(slot) = inner.slots.get_mut(key) else { return false };
         match slot.standing {
-            Standing::Listed | Standing::Unknown => {
+            ListingState::Listed | ListingState::Unknown => {
                 slot.is_now_unknown(now);
                 true
             }
             // Where each pod is a worker, there are thousands in a month: nobody asks for these any more.
-            Standing::Withdrawn | Standing::Gone => {
+            ListingState::Withdrawn | ListingState::Gone => {
                 if slot.listing.in_flight() == 0 {
                     inner.slots.swap_remove(key);
                 }
@@ -314,18 +314,18 @@ impl Workers {
             if present.contains(key) {
                 return true;
             }
-            if slot.standing == Standing::Listed {
+            if slot.standing == ListingState::Listed {
                 slot.is_now_unknown(now);
             }
             // Else nothing is left to be said about it.
-            slot.standing == Standing::Unknown && !slot.is_forgotten(now) || slot.listing.in_flight() > 0
+            slot.standing == ListingState::Unknown && !slot.is_forgotten(now) || slot.listing.in_flight() > 0
         });
         self.notify();
     }
 
     /// A migration signal: condemns what it names, all of it before any stream looks for a
     /// new place. Returns the listings to wait for, and what was made of each name.
-    pub fn signal(&self, signal: &MigrateSignal) -> (Vec<Arc<Listing>>, Vec<Heard>) {
+    pub fn signal(&self, signal: &MigrateSignal) -> (Vec<Arc<Listing>>, Vec<SignalResult>) {
         let mut inner = self.lock();
         let mode = signal.mode.unwrap_or(Mode::Handover);
         let mut found = Vec::new();
@@ -334,24 +334,28 @@ impl Workers {
             let WorkerRef { worker, incarnation, epoch, revision } = reference;
             let key = worker_key(&signal.node, worker);
             match inner.slots.get_mut(&key).filter(|slot| slot.listing.incarnation == *incarnation) {
-                Some(slot) if *epoch < slot.listing.epoch => heard.push(Heard::Stale),
+                Some(slot) if *epoch < slot.listing.epoch => heard.push(SignalResult::Stale),
                 // It is said again to those who have not answered, and its record has meanwhile said otherwise.
                 Some(slot)
                     if signal.action == Action::Drain
                         && (1..slot.revision).contains(revision)
                         && slot.state != WorkerState::Draining =>
                 {
-                    heard.push(Heard::Stale);
+                    heard.push(SignalResult::Stale);
                 }
                 Some(slot) => {
-                    if signal.action == Action::Drain && slot.standing == Standing::Listed {
-                        heard.push(if slot.state == WorkerState::Draining { Heard::Repeated } else { Heard::Applied });
+                    if signal.action == Action::Drain && slot.standing == ListingState::Listed {
+                        heard.push(if slot.state == WorkerState::Draining {
+                            SignalResult::Repeated
+                        } else {
+                            SignalResult::Applied
+                        });
                         slot.state = WorkerState::Draining;
                     } else if signal.action == Action::Move {
-                        slot.standing = Standing::Gone;
+                        slot.standing = ListingState::Gone;
                         found.push(Arc::clone(&slot.listing));
                     } else {
-                        heard.push(Heard::Repeated);
+                        heard.push(SignalResult::Repeated);
                     }
                     if *epoch == slot.listing.epoch {
                         continue;
@@ -361,9 +365,9 @@ impl Workers {
                 None => {
                     let known = |slot: &Slot| slot.listing.key.node == signal.node;
                     heard.push(match inner.slots.get(&key) {
-                        Some(_) => Heard::OtherIncarnation,
-                        None if inner.slots.values().any(known) => Heard::Unseen,
-                        None => Heard::UnknownNode,
+                        Some(_) => SignalResult::OtherIncarnation,
+                        None if inner.slots.values().any(known) => SignalResult::Unseen,
+                        None => SignalResult::UnknownNode,
                     });
                     inner.bury(key, reference, signal.action, mode);
                 }
@@ -371,7 +375,7 @@ impl Workers {
         }
         // Nothing of this cause may be chosen by the first stream that wakes: hence a second pass.
         for listing in &found {
-            heard.push(if listing.condemn(mode, Why::Signal) { Heard::Applied } else { Heard::Repeated });
+            heard.push(if listing.condemn(mode, Why::Signal) { SignalResult::Applied } else { SignalResult::Repeated });
         }
         (found, heard)
     }
@@ -382,7 +386,7 @@ impl Workers {
         let now = Instant::now();
         let inner = self.lock();
         let serves = |slot: &Slot| {
-            slot.standing == Standing::Listed
+            slot.standing == ListingState::Listed
                 && slot.state == WorkerState::Serving
                 && (slot.models.is_empty() || slot.models.iter().any(|name| name == model))
                 && !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing))
@@ -439,7 +443,7 @@ impl Workers {
     pub fn models(&self) -> Vec<(String, Option<u64>)> {
         let inner = self.lock();
         let mut models: Vec<(String, Option<u64>)> = Vec::new();
-        for slot in inner.slots.values().filter(|slot| slot.standing == Standing::Listed) {
+        for slot in inner.slots.values().filter(|slot| slot.standing == ListingState::Listed) {
             for model in &slot.models {
                 let length = slot.listing.target(model).max_model_len;
                 match models.iter_mut().find(|(name, _)| name == model) {
@@ -456,7 +460,7 @@ impl Workers {
     /// Listings that may have new work.
     pub fn serving(&self) -> usize {
         let inner = self.lock();
-        let serving = |slot: &&Slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving;
+        let serving = |slot: &&Slot| slot.standing == ListingState::Listed && slot.state == WorkerState::Serving;
         inner.slots.values().filter(serving).count()
     }
 
@@ -467,7 +471,7 @@ impl Workers {
             model.is_none_or(|model| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
         };
         let serving =
-            |slot: &&Slot| slot.standing == Standing::Listed && slot.state == WorkerState::Serving && has(slot);
+            |slot: &&Slot| slot.standing == ListingState::Listed && slot.state == WorkerState::Serving && has(slot);
         let mut all: Vec<_> = inner.slots.values().filter(serving).map(|slot| Arc::clone(&slot.listing)).collect();
         all.sort_by_key(|listing| listing.key.to_string());
         all
@@ -483,7 +487,7 @@ impl Workers {
                 worker: slot.listing.key.to_string(),
                 incarnation: slot.listing.incarnation.clone(),
                 epoch: slot.listing.epoch,
-                takes_work: slot.standing == Standing::Listed && slot.state == WorkerState::Serving,
+                takes_work: slot.standing == ListingState::Listed && slot.state == WorkerState::Serving,
                 in_flight: slot.listing.in_flight(),
             })
             .collect();

@@ -89,12 +89,12 @@ fn a_signal_is_acted_on_once_and_only_escalates() {
     let ticket = workers.choose("m", &[], true).unwrap();
     let fate = ticket.listing().fate();
     let heard = |action, mode| workers.signal(&signal(action, mode, &[("a", "1", 1)])).1;
-    assert_eq!(heard(Action::Drain, Mode::Lost), [Heard::Applied]);
+    assert_eq!(heard(Action::Drain, Mode::Lost), [SignalResult::Applied]);
     assert_eq!(*fate.borrow(), Fate::Stay);
-    assert_eq!(heard(Action::Move, Mode::Handover), [Heard::Applied]);
-    assert_eq!(heard(Action::Move, Mode::Handover), [Heard::Repeated]);
-    assert_eq!(heard(Action::Drain, Mode::Handover), [Heard::Repeated]);
-    assert_eq!(heard(Action::Move, Mode::Lost), [Heard::Applied]);
+    assert_eq!(heard(Action::Move, Mode::Handover), [SignalResult::Applied]);
+    assert_eq!(heard(Action::Move, Mode::Handover), [SignalResult::Repeated]);
+    assert_eq!(heard(Action::Drain, Mode::Handover), [SignalResult::Repeated]);
+    assert_eq!(heard(Action::Move, Mode::Lost), [SignalResult::Applied]);
     assert_eq!(*fate.borrow(), Fate::Move(Mode::Lost, Why::Signal));
     assert_eq!(chosen(&workers), None);
 }
@@ -102,11 +102,11 @@ fn a_signal_is_acted_on_once_and_only_escalates() {
 #[test]
 fn late_words_about_a_predecessor_do_not_touch_its_successor() {
     let workers = workers(&[("a", "1", 1), ("a", "2", 1)]);
-    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)])).1, [Heard::OtherIncarnation]);
+    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)])).1, [SignalResult::OtherIncarnation]);
     workers.deleted("n.a", 1);
     assert_eq!(chosen(&workers).as_deref(), Some("a"));
     workers.put(&record("a", "2", 2), 5);
-    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "2", 1)])).1, [Heard::Stale]);
+    assert_eq!(workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "2", 1)])).1, [SignalResult::Stale]);
     assert_eq!(chosen(&workers).as_deref(), Some("a"));
 }
 
@@ -216,11 +216,11 @@ fn a_drain_that_is_repeated_after_its_worker_serves_again_is_stale() {
     let workers = workers(&[("a", "1", 1)]);
     let mut drain = signal(Action::Drain, Mode::Handover, &[("a", "1", 1)]);
     drain.workers[0].revision = 1;
-    assert_eq!(workers.signal(&drain).1, [Heard::Applied]);
+    assert_eq!(workers.signal(&drain).1, [SignalResult::Applied]);
     assert_eq!(chosen(&workers), None);
     workers.put(&draining("a", "1", 1, 100), 2);
     workers.put(&record("a", "1", 1), 3);
-    assert_eq!(workers.signal(&drain).1, [Heard::Stale]);
+    assert_eq!(workers.signal(&drain).1, [SignalResult::Stale]);
     assert_eq!(chosen(&workers).as_deref(), Some("a"));
 }
 
@@ -240,11 +240,11 @@ async fn the_account_is_closed_when_every_stream_is_dealt_with() {
     let mut tickets: Vec<Ticket> = (0..4).map(|_| workers.choose("m", &[], true).unwrap()).collect();
     let listing = Arc::clone(tickets[0].listing());
     // Its connection broke a moment before the signal came.
-    tickets[0].settle(Outcome::Moved);
+    tickets[0].settle(RequestOutcome::Moved);
     workers.signal(&signal(Action::Move, Mode::Lost, &[("a", "1", 1)]));
     let settled = tokio::spawn(async move { listing.settled().await });
-    tickets[1].settle(Outcome::Unmovable);
-    tickets[2].settle(Outcome::Failed);
+    tickets[1].settle(RequestOutcome::Unmovable);
+    tickets[2].settle(RequestOutcome::Failed);
     assert!(!settled.is_finished());
     drop(tickets);
     let counts = settled.await.unwrap();

@@ -12,7 +12,7 @@ use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::nats::Nats;
 use lastgasp_tests::systems::{Cell, Run, runs};
 use nix::sys::signal::Signal;
-use system::{Backend, Dynamo, Told};
+use system::{Backend, Dynamo, Reported};
 
 /// How many tokens an answer has, and after which one the fault comes.
 const TOKENS: usize = 120;
@@ -93,7 +93,7 @@ async fn one(backend: Backend, limit: u32, signal: Signal, lastgasp: bool) -> Ob
     let mut tokens = 0;
     while tokens < FAULT_AFTER {
         match stream.events.recv().await {
-            Some((_, Told::Token)) => tokens += 1,
+            Some((_, Reported::Token)) => tokens += 1,
             other => panic!("before the fault: {other:?}"),
         }
     }
@@ -110,13 +110,13 @@ async fn one(backend: Backend, limit: u32, signal: Signal, lastgasp: bool) -> Ob
         loop {
             let left = WAIT.saturating_sub(fault.elapsed());
             match tokio::time::timeout(left, stream.events.recv()).await {
-                Ok(Some((at, Told::Token))) => {
+                Ok(Some((at, Reported::Token))) => {
                     silence = silence.max(at.saturating_duration_since(last));
                     (last, tokens) = (at, tokens + 1);
                 }
-                Ok(Some((_, Told::Done))) if tokens == TOKENS => return (Some(silence), String::new()),
-                Ok(Some((_, Told::Done))) => return (None, format!("{tokens} of {TOKENS} tokens")),
-                Ok(Some((_, Told::Failed(error)))) => return (None, error),
+                Ok(Some((_, Reported::Done))) if tokens == TOKENS => return (Some(silence), String::new()),
+                Ok(Some((_, Reported::Done))) => return (None, format!("{tokens} of {TOKENS} tokens")),
+                Ok(Some((_, Reported::Failed(error)))) => return (None, error),
                 Ok(None) | Err(_) => return (None, "it waits for ever".to_owned()),
             }
         }

@@ -187,25 +187,25 @@ impl Dynamo {
             let told = |what| drop(sender.send((Instant::now(), what)));
             let mut response = match completion(port, tokens, true).await {
                 Ok(response) => response,
-                Err(error) => return told(Told::Failed(error.to_string())),
+                Err(error) => return told(Reported::Failed(error.to_string())),
             };
             let mut unread = Vec::new();
             loop {
                 match response.chunk().await {
                     Ok(Some(chunk)) => unread.extend_from_slice(&chunk),
-                    Ok(None) => return told(Told::Failed("it ends without [DONE]".into())),
-                    Err(error) => return told(Told::Failed(error.to_string())),
+                    Ok(None) => return told(Reported::Failed("it ends without [DONE]".into())),
+                    Err(error) => return told(Reported::Failed(error.to_string())),
                 }
                 while let Some(end) = unread.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = unread.drain(..=end).collect();
                     let Some(data) = line.strip_prefix(b"data: ") else { continue };
                     let event = serde_json::from_slice::<Value>(data).unwrap_or_default();
                     match event["choices"][0]["text"].as_str() {
-                        Some(text) if !text.is_empty() => told(Told::Token),
+                        Some(text) if !text.is_empty() => told(Reported::Token),
                         Some(_) => {}
-                        None if data.starts_with(b"[DONE]") => return told(Told::Done),
+                        None if data.starts_with(b"[DONE]") => return told(Reported::Done),
                         None if event["choices"].is_array() => {}
-                        None => return told(Told::Failed(String::from_utf8_lossy(data).into_owned())),
+                        None => return told(Reported::Failed(String::from_utf8_lossy(data).into_owned())),
                     }
                 }
             }
@@ -238,7 +238,7 @@ async fn completion(port: u16, tokens: usize, stream: bool) -> reqwest::Result<r
 
 /// What came of a stream.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum Reported {
     Token,
     Done,
     Failed(String),
@@ -246,7 +246,7 @@ pub(super) enum Told {
 
 /// An answer that is being read.
 pub(super) struct Stream {
-    pub(super) events: tokio::sync::mpsc::UnboundedReceiver<(Instant, Told)>,
+    pub(super) events: tokio::sync::mpsc::UnboundedReceiver<(Instant, Reported)>,
     task: tokio::task::JoinHandle<()>,
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lastgasp_tests::matrix;
 
 use plan::Fault;
-use streams::{Outcome, Request};
+use streams::{Request, StreamOutcome};
 use world::World;
 
 /// How long this goes on, in seconds, where that is not for [`SHORT`] or [`LONG`].
@@ -84,11 +84,11 @@ async fn random_faults_never_make_a_view_or_a_stream_wrong() {
         for outcome in asked.join_all().await {
             match outcome {
                 None => counts.had_no_router += 1,
-                Some(Outcome::Exact { moved }) => {
+                Some(StreamOutcome::Exact { moved }) => {
                     counts.exact += 1;
                     counts.moved += usize::from(moved);
                 }
-                Some(Outcome::VisiblyFailed(why)) => {
+                Some(StreamOutcome::VisiblyFailed(why)) => {
                     println!("    visibly failed: {why}");
                     counts.visibly_failed += 1;
                 }

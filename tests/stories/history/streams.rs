@@ -22,7 +22,7 @@ pub(crate) struct Request {
 
 /// What became of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum StreamOutcome {
     /// Every token, as if nothing had happened.
     Exact {
         /// Another worker has finished it.
@@ -48,13 +48,13 @@ impl Request {
     }
 
     /// Asks, reads to the end, and judges.
-    pub(crate) async fn ask(self, address: SocketAddr, dialect: Dialect) -> Outcome {
+    pub(crate) async fn ask(self, address: SocketAddr, dialect: Dialect) -> StreamOutcome {
         let reference = Reference::of(self.endpoint, &self.body, &dialect).unwrap();
         let stream = match LiveStream::open(address, self.endpoint, &self.body).await {
             Ok(stream) => stream,
             Err(error) => {
                 matrix::count("streams visibly failed", 1);
-                return Outcome::VisiblyFailed(error.to_string());
+                return StreamOutcome::VisiblyFailed(error.to_string());
             }
         };
         // Silence is no visible failure.
@@ -62,7 +62,7 @@ impl Request {
     }
 }
 
-fn judge(transcript: &Transcript, reference: &Reference) -> Outcome {
+fn judge(transcript: &Transcript, reference: &Reference) -> StreamOutcome {
     let failure = match (&transcript.error, &transcript.ending) {
         _ if transcript.status != 200 => Some(format!("status {}", transcript.status)),
         (Some(error), _) => Some(error.to_string()),
@@ -73,11 +73,11 @@ fn judge(transcript: &Transcript, reference: &Reference) -> Outcome {
         Some(why) => {
             assert!(reference.ids.starts_with(&transcript.ids), "wrong tokens before {why}: {transcript:#?}");
             matrix::count("streams visibly failed", 1);
-            Outcome::VisiblyFailed(why)
+            StreamOutcome::VisiblyFailed(why)
         }
         None => {
             reference.assert_equals(transcript);
-            Outcome::Exact { moved: was_moved(transcript) }
+            StreamOutcome::Exact { moved: was_moved(transcript) }
         }
     }
 }

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::plan::{Cast, Fault, Planned};
-use super::streams::{Outcome, Request};
+use super::streams::{Request, StreamOutcome};
 
 const NODES: [&str; 2] = ["node-a", "node-b"];
 const ROUTERS: [&str; 2] = ["router-1", "router-2"];
@@ -185,7 +185,7 @@ impl World {
     }
 
     /// Asks, each at its time; none where its router is down by then.
-    pub(crate) fn ask(&self, requests: Vec<Request>) -> JoinSet<Option<Outcome>> {
+    pub(crate) fn ask(&self, requests: Vec<Request>) -> JoinSet<Option<StreamOutcome>> {
         let dialect: Dialect = self.workers[0].engine.dialect();
         let mut asked = JoinSet::new();
         for request in requests {

@@ -1,6 +1,6 @@
 //! Somebody deletes lastgasp's streams while everything runs. The server tells nobody.
 
-use lastgasp_protocol::kv::{Bucket, Value};
+use lastgasp_protocol::kv::{Bucket, Content};
 use lastgasp_protocol::{DEATHS_STREAM, NODES_BUCKET, ROUTERS_BUCKET, WORKERS_BUCKET};
 use lastgasp_tests::discovery::Discovery;
 use lastgasp_tests::matrix;
@@ -36,7 +36,7 @@ async fn all_are_made_again_and_every_living_worker_is_listed() {
             loop {
                 if let Ok(Some(bucket)) = Bucket::existing(&context, bucket).await
                     && let Ok(Some(entry)) = bucket.read(key).await
-                    && matches!(entry.value, Value::Put(_))
+                    && matches!(entry.value, Content::Put(_))
                 {
                     return;
                 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lastgasp_protocol::kv::{Bucket, Expect, Value};
+use lastgasp_protocol::kv::{Bucket, Content, Expect};
 use lastgasp_protocol::{WORKERS_BUCKET, WorkerRecord};
 use lastgasp_tests::matrix;
 use lastgasp_tests::nats::Nats;
@@ -59,7 +59,7 @@ async fn gone(bucket: &Bucket, key: &str, after: u64) -> u64 {
     let look = async {
         loop {
             if let Ok(Some(entry)) = bucket.read(key).await
-                && entry.value == Value::Deleted
+                && entry.value == Content::Deleted
                 && entry.revision > after
             {
                 return entry.revision;

@@ -1,6 +1,6 @@
 //! A sidecar's daemon runs beside the one of the DaemonSet, on the same machine and in the same boot.
 
-use lastgasp_protocol::kv::{Bucket, Value};
+use lastgasp_protocol::kv::{Bucket, Content};
 use lastgasp_protocol::{NODES_BUCKET, Name};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::matrix;
@@ -28,7 +28,7 @@ async fn each_holds_a_lease_of_its_own_and_leaves_the_others_records_alone() {
     let nodes = Bucket::existing(&context, NODES_BUCKET).await.unwrap().unwrap();
     for node in [NODE, node.as_str()] {
         let entry = nodes.read(&Name::new(node).unwrap().token()).await.unwrap().expect("a lease");
-        assert!(matches!(entry.value, Value::Put(_)), "{node}");
+        assert!(matches!(entry.value, Content::Put(_)), "{node}");
     }
     // The sidecar is killed; the other daemon's workers are as they were, and watched.
     assert!(sidecar.process.identity.signal(Signal::SIGKILL));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::kv;
-use lastgasp_protocol::kv::{Bucket, Value};
+use lastgasp_protocol::kv::{Bucket, Content};
 use lastgasp_protocol::{WORKERS_BUCKET, WorkerRecord};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::engine::Engine;
@@ -113,7 +113,7 @@ impl Record {
         let key = format!("{NODE}.{worker}");
         loop {
             if let Ok(Some(entry)) = self.bucket.read(&key).await
-                && let Value::Put(value) = &entry.value
+                && let Content::Put(value) = &entry.value
             {
                 return (WorkerRecord::parse(&key, value).expect("a record"), entry.revision);
             }
@@ -125,6 +125,6 @@ impl Record {
     /// Whether it stands now.
     pub(crate) async fn stands_now(&self, worker: &str) -> bool {
         let entry = self.bucket.read(&format!("{NODE}.{worker}")).await.expect("NATS answers");
-        entry.is_some_and(|entry| matches!(entry.value, Value::Put(_)))
+        entry.is_some_and(|entry| matches!(entry.value, Content::Put(_)))
     }
 }

@@ -11,7 +11,7 @@ fn commanded() -> Cause {
 }
 
 impl Node {
-    fn told(&mut self, command: Command) -> Result<Vec<Seen>, Refused> {
+    fn told(&mut self, command: Command) -> Result<Vec<Seen>, RefusedCommand> {
         self.core.command(W, command, commanded(), self.now).map(|effects| seen(&effects))
     }
 }
@@ -44,7 +44,7 @@ fn an_undrain_within_the_window_keeps_the_listing() {
     let mut node = Node::serving();
     node.told(DRAIN).unwrap();
     assert_eq!(node.told(Command::Undrain).unwrap(), [Seen::Listed(WorkerState::Serving, 1)]);
-    assert_eq!(node.told(Command::Undrain), Err(Refused::InService { state: State::Serving }));
+    assert_eq!(node.told(Command::Undrain), Err(RefusedCommand::InService { state: State::Serving }));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_lost_worker_that_might_come_back_is_kept_away() {
     let mut node = Node::serving();
     node.hears(Kind::ListenerClosed { exiting: true });
     assert_eq!(node.state(), State::Lost);
-    assert!(matches!(node.told(Command::Undrain), Err(Refused::Over { state: State::Lost, .. })));
+    assert!(matches!(node.told(Command::Undrain), Err(RefusedCommand::Over { state: State::Lost, .. })));
     assert_eq!(node.told(Command::Withdraw).unwrap(), []);
     node.after(HOLD_DOWN * 100);
     assert_eq!(seen(&node.hears(SERVING)), []);
@@ -116,12 +116,12 @@ fn a_lost_worker_that_might_come_back_is_kept_away() {
 #[test]
 fn the_dead_and_the_unborn_take_no_commands() {
     let mut node = Node::of(vec![policy()]);
-    assert_eq!(node.told(DRAIN), Err(Refused::NoProcess));
+    assert_eq!(node.told(DRAIN), Err(RefusedCommand::NoProcess));
     node.found();
-    assert_eq!(node.told(Command::Withdraw), Err(Refused::Starting));
+    assert_eq!(node.told(Command::Withdraw), Err(RefusedCommand::Starting));
     node.hears(killed(root_process(0)));
     for command in [DRAIN, Command::Undrain, Command::Withdraw] {
-        assert!(matches!(node.told(command), Err(Refused::Over { state: State::Lost, .. })), "{command:?}");
+        assert!(matches!(node.told(command), Err(RefusedCommand::Over { state: State::Lost, .. })), "{command:?}");
     }
 }
 

@@ -30,7 +30,7 @@ use crate::notify::{Lost, Report};
 
 /// What a sink is told.
 #[derive(Debug, Clone)]
-pub(super) enum Command {
+pub(super) enum DynamoCommand {
     /// A worker is known, with its instance where that is configured.
     Watch(Name, Option<u64>),
     /// It will not be heard of again.
@@ -47,7 +47,7 @@ pub(super) enum Command {
 
 /// One sink. Dropped, its task ends.
 #[derive(Debug)]
-pub struct Dynamo(pub(super) Handle<Command>);
+pub struct Dynamo(pub(super) Handle<DynamoCommand>);
 
 impl Dynamo {
     /// Starts its task on the runtime of `side`.

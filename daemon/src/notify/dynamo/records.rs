@@ -40,7 +40,7 @@ pub(super) struct Mark {
 }
 
 #[derive(Deserialize)]
-struct Value {
+struct RecordValue {
     instance_id: u64,
     #[serde(default)]
     transport: Option<Transport>,
@@ -60,7 +60,7 @@ impl Record {
     pub(super) fn read(key: &str, value: &[u8], revision: i64, lease: i64) -> Option<Self> {
         let bucket = BUCKETS.iter().find(|bucket| key.starts_with(**bucket))?;
         let rest = key.strip_prefix(bucket)?.strip_prefix('/')?;
-        let Value { instance_id: instance, transport } = serde_json::from_slice(value).ok()?;
+        let RecordValue { instance_id: instance, transport } = serde_json::from_slice(value).ok()?;
         let id = format!("{instance:x}");
         // In a folder the slashes are percent-encoded. A model's card may have another part behind.
         rest.split('/').flat_map(|part| part.split("%2F")).skip(3).find(|part| *part == id)?;

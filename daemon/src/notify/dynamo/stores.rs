@@ -59,7 +59,7 @@ pub(super) enum Seen {
 
 /// What became of the records of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum StoreChange {
     /// They are gone.
     Deleted,
     /// They stand again.
@@ -72,7 +72,7 @@ pub(super) enum Done {
     Lapsed,
 }
 
-impl Done {
+impl StoreChange {
     /// The closed name used in metrics and certificates.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -139,7 +139,7 @@ impl Store {
 
     /// Deletes these records of one worker, if each of them is still what it was; those that were deleted,
     /// as they stood then. After an error any of them may be.
-    pub(super) async fn withdraw(&self, records: &[Record]) -> Result<(Done, Vec<Record>), StoreError> {
+    pub(super) async fn withdraw(&self, records: &[Record]) -> Result<(StoreChange, Vec<Record>), StoreError> {
         let mut deleted = Vec::new();
         match self {
             Self::Etcd(gateway) => {
@@ -155,7 +155,7 @@ impl Store {
                     let is_still = |record: &Record| records.iter().any(|known| record.is_still(known));
                     let still: Vec<Record> = now.into_iter().filter(is_still).collect();
                     if !still.is_empty() && !delete(gateway, &still).await? {
-                        return Ok((Done::Changed, deleted));
+                        return Ok((StoreChange::Changed, deleted));
                     }
                     deleted.extend(still);
                 }
@@ -165,12 +165,12 @@ impl Store {
                 deleted = blocking(move || folder::unlink(&root, &records)).await?;
             }
         }
-        Ok((if deleted.is_empty() { Done::Absent } else { Done::Deleted }, deleted))
+        Ok((if deleted.is_empty() { StoreChange::Absent } else { StoreChange::Deleted }, deleted))
     }
 
     /// Puts those of these records of one worker back that are not there; those that stand again, as they
     /// stand now. After an error any of them may.
-    pub(super) async fn restore(&self, records: &[Record]) -> Result<(Done, Vec<Record>), StoreError> {
+    pub(super) async fn restore(&self, records: &[Record]) -> Result<(StoreChange, Vec<Record>), StoreError> {
         let mut restored = Vec::new();
         match self {
             Self::Etcd(gateway) => {
@@ -179,7 +179,7 @@ impl Store {
                         Ok(Some(revision)) => restored.push(Record { revision, ..record.clone() }),
                         Ok(None) => {}
                         Err(EtcdError::Refused(_, why)) if why.contains(NO_LEASE) => {
-                            return Ok((Done::Lapsed, restored));
+                            return Ok((StoreChange::Lapsed, restored));
                         }
                         Err(error) => return Err(error.into()),
                     }
@@ -190,7 +190,7 @@ impl Store {
                 restored = blocking(move || folder::write(&root, &records)).await?;
             }
         }
-        Ok((if restored.len() == records.len() { Done::Restored } else { Done::Changed }, restored))
+        Ok((if restored.len() == records.len() { StoreChange::Restored } else { StoreChange::Changed }, restored))
     }
 }
 

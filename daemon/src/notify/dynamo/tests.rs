@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name};
 
-use super::Command;
+use super::DynamoCommand;
 use super::folder::{self, Files};
 use super::records::Record;
 use super::stores::{Seen, Store};
@@ -52,7 +52,7 @@ impl Scene {
         let (store, metrics) = (Store::new(&backend), Metrics::new());
         let told = Arc::<Mutex<Vec<String>>>::default();
         let sink = Arc::clone(&told);
-        let report = Arc::new(move |told: crate::notify::Told| sink.lock().unwrap().push(told.detail));
+        let report = Arc::new(move |told: crate::notify::BridgeReport| sink.lock().unwrap().push(told.detail));
         let config = DynamoConfig { name: "dynamo-0".into(), backend, queue: 1 };
         Self { watcher: Watcher::new(config, store, metrics.clone(), report), metrics, root, told, _folder: folder }
     }
@@ -60,8 +60,8 @@ impl Scene {
     /// Instance 10, by configuration, is a worker with this root, and has a record that was seen.
     async fn of(root: ProcessId) -> Self {
         let mut scene = Self::new();
-        scene.watcher.command(Command::Watch(alpha(), Some(10))).await;
-        scene.watcher.command(Command::Lives(alpha(), vec![root])).await;
+        scene.watcher.command(DynamoCommand::Watch(alpha(), Some(10))).await;
+        scene.watcher.command(DynamoCommand::Lives(alpha(), vec![root])).await;
         scene.register(INSTANCES, 10, 0);
         scene.look();
         scene
@@ -97,12 +97,12 @@ impl Scene {
     async fn lose(&mut self, kind: CauseKind) -> String {
         let lost =
             Lost { worker: alpha(), incarnation: Incarnation::new("a-1-2").unwrap(), cause: Some(Cause::of(kind)) };
-        self.watcher.command(Command::Lost(vec![lost])).await;
+        self.watcher.command(DynamoCommand::Lost(vec![lost])).await;
         self.told.lock().unwrap().pop().unwrap()
     }
 
     async fn serves(&mut self) {
-        self.watcher.command(Command::Serves(alpha())).await;
+        self.watcher.command(DynamoCommand::Serves(alpha())).await;
     }
 
     /// Nothing can be changed until it is mended.
@@ -213,7 +213,7 @@ async fn what_is_owed_of_a_life_goes_after_its_end_and_is_not_the_next_ones() {
     let mut scene = Scene::of(proc::identify(child.id()).unwrap()).await;
     scene.breaks();
     scene.lose(CauseKind::Hung).await;
-    scene.watcher.command(Command::Lives(alpha(), vec![me()])).await;
+    scene.watcher.command(DynamoCommand::Lives(alpha(), vec![me()])).await;
     scene.mend();
     scene.watcher.tick().await;
     assert_eq!(scene.listed(), [""; 0]);
@@ -230,7 +230,7 @@ async fn the_record_of_a_successor_of_the_same_id_stays() {
     scene.lose(CauseKind::Hung).await;
     scene.mend();
     let next = ProcessId { start_ticks: me().start_ticks + 1, ..me() };
-    scene.watcher.command(Command::Lives(alpha(), vec![next])).await;
+    scene.watcher.command(DynamoCommand::Lives(alpha(), vec![next])).await;
     scene.register(INSTANCES, 10, 0);
     scene.watcher.tick().await;
     assert_eq!(scene.listed(), [file(INSTANCES, 10)]);
@@ -241,7 +241,7 @@ async fn what_is_owed_of_a_worker_goes_though_it_is_forgotten() {
     let mut scene = Scene::of(me()).await;
     scene.breaks();
     scene.lose(CauseKind::ProcessKilled).await;
-    scene.watcher.command(Command::Forget(alpha())).await;
+    scene.watcher.command(DynamoCommand::Forget(alpha())).await;
     scene.mend();
     scene.watcher.tick().await;
     assert_eq!(scene.listed(), [""; 0]);
@@ -250,8 +250,8 @@ async fn what_is_owed_of_a_worker_goes_though_it_is_forgotten() {
 #[tokio::test]
 async fn an_instance_that_is_found_after_the_loss_of_its_worker_goes_and_comes_back_whole() {
     let mut scene = Scene::new();
-    scene.watcher.command(Command::Watch(alpha(), None)).await;
-    scene.watcher.command(Command::Lives(alpha(), vec![me()])).await;
+    scene.watcher.command(DynamoCommand::Watch(alpha(), None)).await;
+    scene.watcher.command(DynamoCommand::Lives(alpha(), vec![me()])).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     scene.register(INSTANCES, 10, listener.local_addr().unwrap().port());
     let free = { TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() };
@@ -274,8 +274,8 @@ async fn a_sidecar_that_outlives_its_engine_is_back_with_the_next_one() {
     let mut engine = Program::new("sleep").arg("1000").spawn().unwrap();
     let mut scene = Scene::new();
     let root = proc::identify(engine.id()).unwrap();
-    scene.watcher.command(Command::Watch(alpha(), None)).await;
-    scene.watcher.command(Command::Lives(alpha(), vec![root, me()])).await;
+    scene.watcher.command(DynamoCommand::Watch(alpha(), None)).await;
+    scene.watcher.command(DynamoCommand::Lives(alpha(), vec![root, me()])).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     scene.register(INSTANCES, 10, listener.local_addr().unwrap().port());
     scene.look();
@@ -284,7 +284,7 @@ async fn a_sidecar_that_outlives_its_engine_is_back_with_the_next_one() {
     engine.wait().unwrap();
     assert_eq!(scene.lose(CauseKind::ProcessKilled).await, "a: 1 records deleted");
     let mut next = Program::new("sleep").arg("1000").spawn().unwrap();
-    scene.watcher.command(Command::Lives(alpha(), vec![proc::identify(next.id()).unwrap(), me()])).await;
+    scene.watcher.command(DynamoCommand::Lives(alpha(), vec![proc::identify(next.id()).unwrap(), me()])).await;
     scene.serves().await;
     assert_eq!(scene.listed(), [file(INSTANCES, 10)]);
     next.kill().unwrap();

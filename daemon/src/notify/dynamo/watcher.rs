@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::records::Record;
-use super::stores::{Done, Seen, Store, StoreError};
-use super::{Command, owners};
+use super::stores::{Seen, Store, StoreChange, StoreError};
+use super::{DynamoCommand, owners};
 use crate::config::DynamoConfig;
 use crate::core::ProcessId;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
-use crate::notify::{Lost, Report, System, Told};
+use crate::notify::{BridgeReport, Lost, Report, System};
 use crate::sensors::proc;
 
 /// Records that wait for this task.
@@ -31,7 +31,7 @@ const TICK: Duration = Duration::from_secs(1);
 const TRY_AGAIN_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Worker {
+struct DynamoWorker {
     configured: Option<u64>,
     /// The root of its life, and its companion.
     processes: Vec<ProcessId>,
@@ -60,7 +60,7 @@ struct Debt {
 pub(super) struct Watcher {
     config: DynamoConfig,
     store: Store,
-    workers: HashMap<Name, Worker>,
+    workers: HashMap<Name, DynamoWorker>,
     /// All records by key. Those of known instances have their values.
     records: BTreeMap<String, Record>,
     /// What has to go, by key; those of earlier lives and of forgotten workers too.
@@ -76,7 +76,7 @@ pub(super) struct Watcher {
 }
 
 /// What came of a look for the processes of instances.
-pub(super) struct Looked {
+pub(super) struct OwnersLook {
     keys: BTreeSet<String>,
     workers: Vec<(Name, Vec<ProcessId>)>,
     /// By place in `workers`.
@@ -87,7 +87,7 @@ pub(super) struct Looked {
 /// Works until the sink is dropped.
 pub(super) async fn watch(
     config: DynamoConfig,
-    mut commands: mpsc::Receiver<Command>,
+    mut commands: mpsc::Receiver<DynamoCommand>,
     metrics: Metrics,
     report: Report,
 ) {
@@ -97,7 +97,7 @@ pub(super) async fn watch(
     let mut watcher = Watcher::new(config, store, metrics, report);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut looking: Option<JoinHandle<Looked>> = None;
+    let mut looking: Option<JoinHandle<OwnersLook>> = None;
     loop {
         if looking.is_none() {
             looking = watcher.look();
@@ -135,27 +135,27 @@ impl Watcher {
         }
     }
 
-    pub(super) async fn command(&mut self, command: Command) {
+    pub(super) async fn command(&mut self, command: DynamoCommand) {
         match command {
-            Command::Watch(name, configured) => {
+            DynamoCommand::Watch(name, configured) => {
                 let instances = configured.map(|instance| (instance, None)).into_iter().collect();
-                self.workers.insert(name.clone(), Worker { configured, instances, ..Worker::default() });
+                self.workers.insert(name.clone(), DynamoWorker { configured, instances, ..DynamoWorker::default() });
                 self.count(&name);
             }
-            Command::Forget(name) => {
+            DynamoCommand::Forget(name) => {
                 self.workers.remove(&name);
                 let _ = self.metrics.dynamo_instances.remove_label_values(&[name.as_str()]);
             }
-            Command::Lives(name, processes) => self.lives(&name, processes),
-            Command::Serves(name) => self.serves(name).await,
-            Command::Leaves(name) => {
+            DynamoCommand::Lives(name, processes) => self.lives(&name, processes),
+            DynamoCommand::Serves(name) => self.serves(name).await,
+            DynamoCommand::Leaves(name) => {
                 let known = self.take_out(&name);
                 let done = self.withdraw(vec![name.clone()]).await.concat();
                 if known > 0 {
-                    (self.report)(Told { system: System::Dynamo, worker: name, lost: None, detail: done });
+                    (self.report)(BridgeReport { system: System::Dynamo, worker: name, lost: None, detail: done });
                 }
             }
-            Command::Lost(lost) => self.lose(lost).await,
+            DynamoCommand::Lost(lost) => self.lose(lost).await,
         }
     }
 
@@ -240,7 +240,7 @@ impl Watcher {
     }
 
     /// Looks for the processes of instances that are nobody's yet, on a blocking thread.
-    pub(super) fn look(&mut self) -> Option<JoinHandle<Looked>> {
+    pub(super) fn look(&mut self) -> Option<JoinHandle<OwnersLook>> {
         let keys = std::mem::take(&mut self.unmatched);
         let unknown: BTreeSet<(u64, (IpAddr, u16))> = keys
             .iter()
@@ -261,11 +261,11 @@ impl Watcher {
                 let its = |&(instance, address)| Some((place, instance, owners::owner(&listeners, address)?));
                 found.extend(unknown.iter().filter_map(its));
             }
-            Looked { keys, workers, found, failed }
+            OwnersLook { keys, workers, found, failed }
         }))
     }
 
-    pub(super) async fn looked(&mut self, Looked { keys, workers, found, failed }: Looked) {
+    pub(super) async fn looked(&mut self, OwnersLook { keys, workers, found, failed }: OwnersLook) {
         let failed = failed.map(|error| error.to_string());
         if failed.is_some() {
             self.later.extend(keys);
@@ -358,7 +358,7 @@ impl Watcher {
                 ids => format!("{}: {done}", ids.join(", ")),
             };
             tracing::info!(sink = self.config.name, worker = %name, detail, "Dynamo's discovery");
-            (self.report)(Told { system: System::Dynamo, worker: name, lost: Some(incarnation), detail });
+            (self.report)(BridgeReport { system: System::Dynamo, worker: name, lost: Some(incarnation), detail });
         }
     }
 
@@ -375,14 +375,14 @@ impl Watcher {
             let mut number = records.len();
             let outcome = match done {
                 Ok((done, deleted)) => {
-                    if done == Done::Deleted {
+                    if done == StoreChange::Deleted {
                         number = deleted.len();
                     }
                     let mut deleted: HashMap<String, Record> =
                         deleted.into_iter().map(|record| (record.key.clone(), record)).collect();
                     for Record { key, .. } in records {
                         let deleted = deleted.remove(&key);
-                        if deleted.is_some() || done != Done::Changed {
+                        if deleted.is_some() || done != StoreChange::Changed {
                             self.settle(&key, deleted);
                         }
                     }
@@ -423,7 +423,7 @@ impl Watcher {
             worker.kept = kept.into_iter().filter(|(_, record)| worker.has(record.instance)).collect();
             if worker.kept.is_empty() {
                 worker.returns = None;
-                self.metrics.dynamo_records.with_label_values(&[Done::Absent.as_str()]).inc();
+                self.metrics.dynamo_records.with_label_values(&[StoreChange::Absent.as_str()]).inc();
             } else {
                 due.push((name, worker.kept.values().cloned().collect::<Vec<Record>>()));
             }
@@ -514,11 +514,11 @@ fn take(debts: &mut BTreeMap<String, Debt>, which: impl Fn(&Debt) -> bool) -> Ve
     keys.iter().filter_map(|key| debts.remove(key)).collect()
 }
 
-async fn in_time<T>(change: impl Future<Output = Result<T, StoreError>>) -> Result<T, Failure> {
-    tokio::time::timeout(PATIENCE, change).await.map_err(|_| Failure::Late)?.map_err(Failure::Store)
+async fn in_time<T>(change: impl Future<Output = Result<T, StoreError>>) -> Result<T, ChangeFailure> {
+    tokio::time::timeout(PATIENCE, change).await.map_err(|_| ChangeFailure::Late)?.map_err(ChangeFailure::Store)
 }
 
-impl Worker {
+impl DynamoWorker {
     /// The root of its present life.
     fn life(&self) -> Option<ProcessId> {
         self.processes.first().copied()
@@ -547,7 +547,7 @@ impl Worker {
 
 /// Why nothing became of it.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum ChangeFailure {
     /// It takes too long.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Late,

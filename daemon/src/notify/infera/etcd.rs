@@ -12,7 +12,7 @@ const DRAINING: &str = "draining";
 
 /// What became of a worker's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum EtcdChange {
     /// Its key is gone.
     Deleted,
     /// It says that the worker drains.
@@ -25,7 +25,7 @@ pub(super) enum Done {
     Changed,
 }
 
-impl Done {
+impl EtcdChange {
     /// The closed name used in metrics and certificates.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -59,34 +59,34 @@ impl Etcd {
     }
 
     /// Deletes a worker's record, if it is the one that stands now.
-    pub(super) async fn delete(&self, id: &str) -> Result<Done, EtcdError> {
-        let Some(KeyValue { create_revision, .. }) = self.read(id).await? else { return Ok(Done::Absent) };
+    pub(super) async fn delete(&self, id: &str) -> Result<EtcdChange, EtcdError> {
+        let Some(KeyValue { create_revision, .. }) = self.read(id).await? else { return Ok(EtcdChange::Absent) };
         let key = coded(self.key(id));
         // A renewed or drained record is still this life's; one that was created again is not.
         let compare =
             json!({"target": "CREATE", "result": "EQUAL", "key": key, "create_revision": create_revision.to_string()});
-        self.change(&compare, &json!({"request_delete_range": {"key": key}}), Done::Deleted).await
+        self.change(&compare, &json!({"request_delete_range": {"key": key}}), EtcdChange::Deleted).await
     }
 
     /// Makes a worker's record say that it drains.
-    pub(super) async fn drain(&self, id: &str) -> Result<Done, EtcdError> {
-        let Some(found) = self.read(id).await? else { return Ok(Done::Absent) };
+    pub(super) async fn drain(&self, id: &str) -> Result<EtcdChange, EtcdError> {
+        let Some(found) = self.read(id).await? else { return Ok(EtcdChange::Absent) };
         let mut record = record(&found)?;
         if !is_active(&record) {
-            return Ok(Done::Absent);
+            return Ok(EtcdChange::Absent);
         }
         record.insert("status".to_owned(), DRAINING.into());
-        self.write(id, &found, &record, Done::Drained).await
+        self.write(id, &found, &record, EtcdChange::Drained).await
     }
 
     /// Takes [`Self::drain`] back.
-    pub(super) async fn restore(&self, id: &str) -> Result<Done, EtcdError> {
-        let Some(found) = self.read(id).await? else { return Ok(Done::Absent) };
+    pub(super) async fn restore(&self, id: &str) -> Result<EtcdChange, EtcdError> {
+        let Some(found) = self.read(id).await? else { return Ok(EtcdChange::Absent) };
         let mut record = record(&found)?;
         if record.remove("status").is_none_or(|status| status != DRAINING) {
-            return Ok(Done::Absent);
+            return Ok(EtcdChange::Absent);
         }
-        self.write(id, &found, &record, Done::Restored).await
+        self.write(id, &found, &record, EtcdChange::Restored).await
     }
 
     /// The record's lease stays the wrapper's.
@@ -95,8 +95,8 @@ impl Etcd {
         id: &str,
         found: &KeyValue,
         record: &Map<String, Value>,
-        done: Done,
-    ) -> Result<Done, EtcdError> {
+        done: EtcdChange,
+    ) -> Result<EtcdChange, EtcdError> {
         let key = coded(self.key(id));
         let revision = found.mod_revision.to_string();
         let compare = json!({"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision});
@@ -108,9 +108,9 @@ impl Etcd {
         self.gateway.read(&self.key(id)).await
     }
 
-    async fn change(&self, compare: &Value, change: &Value, done: Done) -> Result<Done, EtcdError> {
+    async fn change(&self, compare: &Value, change: &Value, done: EtcdChange) -> Result<EtcdChange, EtcdError> {
         let changed = self.gateway.change(std::slice::from_ref(compare), std::slice::from_ref(change)).await?;
-        Ok(if changed.is_some() { done } else { Done::Changed })
+        Ok(if changed.is_some() { done } else { EtcdChange::Changed })
     }
 
     fn key(&self, id: &str) -> String {

@@ -18,7 +18,7 @@ const INBOX: &str = "rs-inbox";
 const INBOXES: &str = "_INBOX.";
 /// Longest inbox that is remembered, in bytes; Infera's have 29.
 const LONGEST_INBOX: usize = 256;
-/// The wrapper's own notice that it drains, which routers know by its beginning.
+/// The wrapper's own sentence that it drains, which routers know by its beginning.
 const DRAINING: &str = "infera: worker draining";
 
 /// What stands for a worker in subjects: its id in base64url without padding.

@@ -27,7 +27,7 @@ use crate::notify::{Lost, Report};
 
 /// What a sink is told.
 #[derive(Debug, Clone)]
-pub(super) enum Command {
+pub(super) enum InferaCommand {
     /// A worker is known, with its id in Infera.
     Watch(Name, String),
     /// It will not be heard of again.
@@ -46,7 +46,7 @@ pub(super) enum Command {
 
 /// One sink. Dropped, its task ends.
 #[derive(Debug)]
-pub struct Infera(pub(super) Handle<Command>);
+pub struct Infera(pub(super) Handle<InferaCommand>);
 
 impl Infera {
     /// Starts its task on the runtime of `side`; it connects for as long as it takes.

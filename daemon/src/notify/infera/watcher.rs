@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamMap;
 
-use super::Command;
-use super::etcd::{Done, Etcd};
+use super::InferaCommand;
+use super::etcd::{Etcd, EtcdChange};
 use super::frames::{self, ErrorFrame};
 use super::inboxes::Inboxes;
 use crate::config::InferaConfig;
@@ -21,7 +21,7 @@ use crate::effects::nats::{self, NatsError};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
 use crate::notify::etcd::EtcdError;
-use crate::notify::{Lost, Report, System, Told, is_final};
+use crate::notify::{BridgeReport, Lost, Report, System, is_final};
 
 /// Messages of one subject that wait for this task. Each holds a whole request until it is looked at.
 const UNREAD: usize = 256;
@@ -50,7 +50,7 @@ enum Change {
     Restore,
 }
 
-struct Worker {
+struct InferaWorker {
     id: String,
     inboxes: Inboxes,
     /// It is lost: the frame that answers in its place.
@@ -65,7 +65,7 @@ struct Watcher {
     config: InferaConfig,
     client: Client,
     etcd: Option<Etcd>,
-    workers: HashMap<Name, Worker>,
+    workers: HashMap<Name, InferaWorker>,
     heard: StreamMap<(Name, Topic), Subscriber>,
     metrics: Metrics,
     report: Report,
@@ -87,7 +87,7 @@ pub(super) fn options(config: &InferaConfig, node: &Name, metrics: &Metrics) -> 
 pub(super) async fn watch(
     config: InferaConfig,
     options: ConnectOptions,
-    mut commands: mpsc::Receiver<Command>,
+    mut commands: mpsc::Receiver<InferaCommand>,
     metrics: Metrics,
     report: Report,
 ) {
@@ -118,32 +118,32 @@ pub(super) async fn watch(
 }
 
 impl Watcher {
-    async fn command(&mut self, command: Command) {
+    async fn command(&mut self, command: InferaCommand) {
         match command {
-            Command::Watch(worker, id) => self.begin(worker, id).await,
-            Command::Forget(worker) => {
+            InferaCommand::Watch(worker, id) => self.begin(worker, id).await,
+            InferaCommand::Forget(worker) => {
                 for topic in [Topic::Request, Topic::Cancellation] {
                     self.heard.remove(&(worker.clone(), topic));
                 }
                 self.workers.remove(&worker);
                 let _ = self.metrics.infera_remembered.remove_label_values(&[worker.as_str()]);
             }
-            Command::Recovers(worker) => self.recovers(&worker),
-            Command::Serves(worker) => {
+            InferaCommand::Recovers(worker) => self.recovers(&worker),
+            InferaCommand::Serves(worker) => {
                 self.recovers(&worker);
                 if self.workers.get(&worker).is_some_and(|worker| worker.drained) {
                     self.change(&[(worker, Change::Restore)]).await;
                 }
             }
-            Command::Drains(worker) => {
+            InferaCommand::Drains(worker) => {
                 if self.etcd.is_some() {
                     let done = self.change(&[(worker.clone(), Change::Drain)]).await;
                     let detail = done.into_iter().next().unwrap_or_default();
-                    (self.report)(Told { system: System::Infera, worker, lost: None, detail });
+                    (self.report)(BridgeReport { system: System::Infera, worker, lost: None, detail });
                 }
             }
-            Command::HandsOver(leaving) => self.end_streams(leaving, Mode::Handover).await,
-            Command::Lost(lost) => self.end_streams(lost, Mode::Lost).await,
+            InferaCommand::HandsOver(leaving) => self.end_streams(leaving, Mode::Handover).await,
+            InferaCommand::Lost(lost) => self.end_streams(lost, Mode::Lost).await,
         }
     }
 
@@ -159,7 +159,7 @@ impl Watcher {
                 }
             }
         }
-        let worker_state = Worker { id, inboxes: Inboxes::default(), stand_in: None, drained: false, owed: None };
+        let worker_state = InferaWorker { id, inboxes: Inboxes::default(), stand_in: None, drained: false, owed: None };
         self.workers.insert(worker, worker_state);
     }
 
@@ -228,7 +228,7 @@ impl Watcher {
         let mut changes = Vec::new();
         for Lost { worker, incarnation, cause } in lost {
             let Some(state) = self.workers.get_mut(&worker) else {
-                (self.report)(Told {
+                (self.report)(BridgeReport {
                     system: System::Infera,
                     worker,
                     lost: Some(incarnation),
@@ -256,14 +256,14 @@ impl Watcher {
             let mut sent = 0;
             for inbox in inboxes {
                 // Where one does not leave, those behind it do not either.
-                if !self.end(inbox, frame, "notice").await {
+                if !self.end(inbox, frame, "end").await {
                     break;
                 }
                 sent += 1;
             }
             if sent < inboxes.len() {
                 tracing::error!(%worker, lost = inboxes.len() - sent, "Infera's NATS did not take all frames for its routers");
-                self.metrics.lose(Loss::InferaNotice, (inboxes.len() - sent) as u64);
+                self.metrics.lose(Loss::InferaEndFrame, (inboxes.len() - sent) as u64);
             }
             self.count(worker);
             told.push(sent);
@@ -287,7 +287,7 @@ impl Watcher {
             let go_on = if go_on > 0 { format!("; {go_on} go on") } else { String::new() };
             let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"{go_on}", inboxes.len());
             tracing::info!(sink = self.config.name, %worker, detail, "frames sent to Infera's routers");
-            (self.report)(Told { system: System::Infera, worker, lost: Some(incarnation), detail });
+            (self.report)(BridgeReport { system: System::Infera, worker, lost: Some(incarnation), detail });
         }
     }
 
@@ -322,8 +322,8 @@ impl Watcher {
     async fn change(&mut self, changes: &[(Name, Change)]) -> Vec<String> {
         let Some(etcd) = &self.etcd else { return Vec::new() };
         let workers = &self.workers;
-        let one = async |(worker, change): &(Name, Change)| -> Result<Done, EtcdError> {
-            let Some(Worker { id, .. }) = workers.get(worker) else { return Ok(Done::Absent) };
+        let one = async |(worker, change): &(Name, Change)| -> Result<EtcdChange, EtcdError> {
+            let Some(InferaWorker { id, .. }) = workers.get(worker) else { return Ok(EtcdChange::Absent) };
             let done = async {
                 match change {
                     Change::Delete => etcd.delete(id).await,
@@ -341,9 +341,9 @@ impl Watcher {
                 Ok(done) => {
                     state.owed = None;
                     match done {
-                        Done::Drained => state.drained = true,
-                        Done::Restored | Done::Deleted => state.drained = false,
-                        Done::Absent | Done::Changed => {}
+                        EtcdChange::Drained => state.drained = true,
+                        EtcdChange::Restored | EtcdChange::Deleted => state.drained = false,
+                        EtcdChange::Absent | EtcdChange::Changed => {}
                     }
                     done.as_str()
                 }

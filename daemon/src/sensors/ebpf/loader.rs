@@ -21,7 +21,7 @@ use super::{
     lockdown::{self, Lockdown},
     object::object,
     offsets::Plan,
-    probe::{OffReason, Probe, ProbeState},
+    program::{KernelProgram, OffReason, ProgramState},
 };
 
 /// Why there is no eBPF at all. The daemon works on without it.
@@ -91,8 +91,8 @@ pub enum EbpfError {
         source: MapError,
     },
     /// Not one program could be attached.
-    #[error("no probe fits this kernel: {}", reasons(.0))]
-    NoProbe(Vec<(Probe, OffReason)>),
+    #[error("no program fits this kernel: {}", reasons(.0))]
+    NoProgram(Vec<(KernelProgram, OffReason)>),
 }
 
 impl EbpfError {
@@ -109,7 +109,7 @@ impl EbpfError {
             Self::Forbidden { .. } => "forbidden",
             Self::Object(_) => "object",
             Self::Map { .. } => "map",
-            Self::NoProbe(_) => "no_probe",
+            Self::NoProgram(_) => "no_probe",
         }
     }
 
@@ -130,15 +130,15 @@ impl EbpfError {
                 "allow bpf(2) in the seccomp profile (RuntimeDefault does for those who hold CAP_BPF) and in the security \
                  module; before Linux 5.11 raise LimitMEMLOCK="
             }
-            Self::Object(_) | Self::Map { .. } | Self::NoProbe(_) => {
+            Self::Object(_) | Self::Map { .. } | Self::NoProgram(_) => {
                 "report it with the kernel's version; pidfd carries on"
             }
         }
     }
 }
 
-fn reasons(probes: &[(Probe, OffReason)]) -> String {
-    let each: Vec<_> = probes.iter().map(|(probe, why)| format!("{probe}: {why}")).collect();
+fn reasons(programs: &[(KernelProgram, OffReason)]) -> String {
+    let each: Vec<_> = programs.iter().map(|(program, why)| format!("{program}: {why}")).collect();
     each.join("; ")
 }
 
@@ -153,8 +153,8 @@ pub struct MapAccess {
 /// How to load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Probes to leave out.
-    pub disabled: Vec<Probe>,
+    /// Programs to leave out.
+    pub disabled: Vec<KernelProgram>,
     /// Where the kernel's types are described, if not in [`KERNEL_BTF`].
     pub btf: Option<PathBuf>,
     /// Bytes of the ring buffer, if not the usual ones; made a power of two of pages.
@@ -175,7 +175,7 @@ impl LoadOptions {
 }
 
 /// The programs in the kernel. Dropping it takes them out.
-pub struct Probes {
+pub struct KernelPrograms {
     /// Holds the programs and their links.
     _programs: Ebpf,
     watched: HashMap<MapData, u32, Watched>,
@@ -183,12 +183,12 @@ pub struct Probes {
     port_bits: Array<MapData, u64>,
     strangers: Array<MapData, u32>,
     dropped: PerCpuArray<MapData, u64>,
-    states: Vec<(Probe, ProbeState)>,
+    states: Vec<(KernelProgram, ProgramState)>,
     reset_reasons: BTreeMap<u32, String>,
 }
 
-impl Probes {
-    /// Loads and attaches every probe that fits this kernel, each independently.
+impl KernelPrograms {
+    /// Loads and attaches every program that fits this kernel, each independently.
     ///
     /// Load first, then look at processes: what happens in between is in the
     /// ring. Needs `CAP_BPF` and `CAP_PERFMON` in the calling thread (or
@@ -198,7 +198,7 @@ impl Probes {
     ///
     /// # Errors
     ///
-    /// Nothing could be attached, and why. A single probe that does not fit is no
+    /// Nothing could be attached, and why. A single program that does not fit is no
     /// error, see [`states`](Self::states).
     ///
     /// # Minimum kernel version
@@ -228,11 +228,11 @@ impl Probes {
         let mut programs = loader.load(&object).map_err(not_loaded)?;
 
         let states: Vec<_> = plan
-            .probes
+            .programs
             .into_iter()
-            .map(|(probe, fits)| {
-                let attached = fits.and_then(|()| attach(&mut programs, probe));
-                (probe, attached.map_or_else(ProbeState::Off, |()| ProbeState::On))
+            .map(|(program, fits)| {
+                let attached = fits.and_then(|()| attach(&mut programs, program));
+                (program, attached.map_or_else(ProgramState::Off, |()| ProgramState::On))
             })
             .collect();
         if !states.iter().any(|(_, state)| state.is_on()) {
@@ -242,7 +242,7 @@ impl Probes {
         let (watched, watched_too) = take(&mut programs, map::WATCHED, twice)?;
         let ring = take(&mut programs, map::EVENTS, RingBuf::try_from)?;
         let ring = Ring { ring, watched: watched_too };
-        let probes = Self {
+        let programs = Self {
             watched,
             ports: take(&mut programs, map::PORTS, HashMap::try_from)?,
             port_bits: take(&mut programs, map::PORT_BITS, Array::try_from)?,
@@ -252,7 +252,7 @@ impl Probes {
             states,
             reset_reasons: plan.reset_reasons,
         };
-        Ok((probes, ring))
+        Ok((programs, ring))
     }
 
     /// Whether this thread may still change the maps: a mark is set and taken away that
@@ -268,16 +268,16 @@ impl Probes {
         absent_is_fine(self.ports.remove(&nobody)).map_err(failed)
     }
 
-    /// Each probe, and whether it is on.
+    /// Each program, and whether it is on.
     #[must_use]
-    pub fn states(&self) -> &[(Probe, ProbeState)] {
+    pub fn states(&self) -> &[(KernelProgram, ProgramState)] {
         &self.states
     }
 
-    /// Whether a probe is on.
+    /// Whether a program is on.
     #[must_use]
-    pub fn is_on(&self, probe: Probe) -> bool {
-        self.states.iter().any(|(p, state)| *p == probe && state.is_on())
+    pub fn is_on(&self, program: KernelProgram) -> bool {
+        self.states.iter().any(|(p, state)| *p == program && state.is_on())
     }
 
     /// Watches a process, and every process that it makes from now on.
@@ -412,17 +412,17 @@ impl Probes {
     }
 }
 
-fn attach(programs: &mut Ebpf, probe: Probe) -> Result<(), OffReason> {
-    let program = programs.program_mut(probe.program()).ok_or(OffReason::NotInObject)?;
-    let program: &mut RawTracePoint = program.try_into().map_err(|_other_type| OffReason::NotInObject)?;
-    program.load().map_err(|error| match error {
+fn attach(object: &mut Ebpf, program: KernelProgram) -> Result<(), OffReason> {
+    let loaded = object.program_mut(program.function()).ok_or(OffReason::NotInObject)?;
+    let loaded: &mut RawTracePoint = loaded.try_into().map_err(|_other_type| OffReason::NotInObject)?;
+    loaded.load().map_err(|error| match error {
         ProgramError::LoadError { io_error, verifier_log } => OffReason::LoadRefused {
             errno: io_error.raw_os_error().unwrap_or(0),
             verifier: last_lines(&verifier_log.to_string()),
         },
         other => OffReason::LoadRefused { errno: errno(&other), verifier: other.to_string() },
     })?;
-    match program.attach(probe.tracepoint()) {
+    match loaded.attach(program.tracepoint()) {
         Ok(_link_is_held_by_the_program) => Ok(()),
         Err(error) => Err(OffReason::AttachRefused { errno: errno(&error) }),
     }
@@ -461,15 +461,15 @@ fn refused(operation: &'static str, capability: Capability) -> EbpfError {
     }
 }
 
-fn nothing_attached(states: Vec<(Probe, ProbeState)>) -> EbpfError {
+fn nothing_attached(states: Vec<(KernelProgram, ProgramState)>) -> EbpfError {
     let reasons: Vec<_> = states
         .into_iter()
-        .filter_map(|(probe, state)| match state {
-            ProbeState::On => None,
-            ProbeState::Off(reason) => Some((probe, reason)),
+        .filter_map(|(program, state)| match state {
+            ProgramState::On => None,
+            ProgramState::Off(reason) => Some((program, reason)),
         })
         .collect();
-    let locked_down = |(_, reason): &(Probe, OffReason)| match reason {
+    let locked_down = |(_, reason): &(KernelProgram, OffReason)| match reason {
         OffReason::LoadRefused { verifier, .. } => lockdown::explains(verifier),
         _ => false,
     };
@@ -477,11 +477,11 @@ fn nothing_attached(states: Vec<(Probe, ProbeState)>) -> EbpfError {
         return EbpfError::Lockdown;
     }
     let not_permitted =
-        |(_, reason): &(Probe, OffReason)| matches!(reason, OffReason::LoadRefused { errno: libc::EPERM, .. });
+        |(_, reason): &(KernelProgram, OffReason)| matches!(reason, OffReason::LoadRefused { errno: libc::EPERM, .. });
     if reasons.iter().any(not_permitted) {
         return refused("loading a tracing program", Capability::CAP_PERFMON);
     }
-    EbpfError::NoProbe(reasons)
+    EbpfError::NoProgram(reasons)
 }
 
 fn take<T>(
@@ -496,7 +496,7 @@ fn take<T>(
 
 type WatchedMap = HashMap<MapData, u32, Watched>;
 
-/// Two handles to the same map: one for [`Probes`], one for [`Ring`].
+/// Two handles to the same map: one for [`KernelPrograms`], one for [`Ring`].
 fn twice(map: Map) -> Result<(WatchedMap, WatchedMap), MapError> {
     let fd = match &map {
         Map::HashMap(data) => data.fd().as_fd().try_clone_to_owned()?,
@@ -520,7 +520,7 @@ mod tests {
 
     fn refused_with(errno: i32, verifier: &str) -> EbpfError {
         let reason = OffReason::LoadRefused { errno, verifier: verifier.to_owned() };
-        nothing_attached(vec![(Probe::Exit, ProbeState::Off(reason))])
+        nothing_attached(vec![(KernelProgram::Exit, ProgramState::Off(reason))])
     }
 
     #[test]
@@ -534,7 +534,7 @@ mod tests {
         }
         assert_eq!(
             refused_with(libc::EINVAL, "").to_string(),
-            "no probe fits this kernel: exit: the kernel refused the program: Invalid argument (os error 22)"
+            "no program fits this kernel: exit: the kernel refused the program: Invalid argument (os error 22)"
         );
     }
 

@@ -4,11 +4,11 @@
 //! eBPF makes deaths known early and tells their cause; it is never the truth.
 //! Losing all of it must cost latency only, see [`crate::sensors`].
 //!
-//! [`Probes`] holds what is in the kernel and dies with it: nothing is pinned.
+//! [`KernelPrograms`] holds what is in the kernel and dies with it: nothing is pinned.
 //! [`Events`] is the stream of what happened.
 //!
 //! ```text
-//! /sys/kernel/btf/vmlinux ──btf──▶ offsets ──Plan──▶ loader ──▶ Probes, Ring ──▶ Events
+//! /sys/kernel/btf/vmlinux ──btf──▶ offsets ──Plan──▶ loader ──▶ KernelPrograms, Ring ──▶ Events
 //! ```
 
 pub mod btf;
@@ -18,14 +18,14 @@ mod lockdown;
 mod object;
 mod offsets;
 mod poll;
-mod probe;
+mod program;
 
 pub use events::{Drained, Events, Ring};
-pub use loader::{EbpfError, LoadOptions, MapAccess, Probes};
+pub use loader::{EbpfError, KernelPrograms, LoadOptions, MapAccess};
 pub use lockdown::Lockdown;
 pub use object::OBJECT_VARIABLE;
 pub use offsets::Plan;
-pub use probe::{OffReason, Probe, ProbeState};
+pub use program::{KernelProgram, OffReason, ProgramState};
 
 /// Where the kernel describes its own types.
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";

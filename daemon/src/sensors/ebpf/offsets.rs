@@ -1,7 +1,7 @@
-//! Which fields each probe reads, and where they lie in the running kernel.
+//! Which fields each program reads, and where they lie in the running kernel.
 //!
 //! A field that is missing, or has another size than the program reads, switches
-//! off the probes that need it. It is never taken to be at offset zero.
+//! off the programs that need it. It is never taken to be at offset zero.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use lastgasp_ebpf::{COMM_BYTES, names::global};
 use super::{
     btf::{Argument, Btf},
     loader::LoadOptions,
-    probe::{OffReason, Probe},
+    program::{KernelProgram, OffReason},
 };
 
 /// A field that a program reads, and the global that tells the program where it is.
@@ -78,22 +78,22 @@ enum Variant {
 
 impl Variant {
     /// From the prototype, never from a version: distributions port these changes back.
-    fn of(probe: Probe, arguments: &[Argument]) -> Result<Self, OffReason> {
+    fn of(program: KernelProgram, arguments: &[Argument]) -> Result<Self, OffReason> {
         use Argument::{Pointer, Scalar};
-        let known = match (probe, arguments) {
-            (Probe::Exit, [Pointer]) => Self::ExitTask,
-            (Probe::Exit, [Pointer, Scalar]) => Self::ExitGroupDead,
-            (Probe::MarkVictim, [Scalar]) => Self::OomThreadId,
-            (Probe::MarkVictim, [Pointer, ..]) => Self::OomTask,
-            (Probe::TcpResetSent, [Pointer, Pointer]) => Self::ResetPlain,
-            (Probe::TcpResetSent, [Pointer, Pointer, Scalar]) => Self::ResetReason,
-            (Probe::SignalDeliver, [Scalar, Pointer, Pointer])
-            | (Probe::Fork, [Pointer, Pointer])
-            | (Probe::Exec, [Pointer, Scalar, Pointer])
-            | (Probe::Rename, [Pointer, Pointer])
-            | (Probe::ListenerClosed, [Pointer, Scalar, Scalar])
-            | (Probe::SignalGenerate, [Scalar, Pointer, Pointer, Scalar, Scalar])
-            | (Probe::TcpResetReceived, [Pointer]) => Self::Only,
+        let known = match (program, arguments) {
+            (KernelProgram::Exit, [Pointer]) => Self::ExitTask,
+            (KernelProgram::Exit, [Pointer, Scalar]) => Self::ExitGroupDead,
+            (KernelProgram::MarkVictim, [Scalar]) => Self::OomThreadId,
+            (KernelProgram::MarkVictim, [Pointer, ..]) => Self::OomTask,
+            (KernelProgram::TcpResetSent, [Pointer, Pointer]) => Self::ResetPlain,
+            (KernelProgram::TcpResetSent, [Pointer, Pointer, Scalar]) => Self::ResetReason,
+            (KernelProgram::SignalDeliver, [Scalar, Pointer, Pointer])
+            | (KernelProgram::Fork, [Pointer, Pointer])
+            | (KernelProgram::Exec, [Pointer, Scalar, Pointer])
+            | (KernelProgram::Rename, [Pointer, Pointer])
+            | (KernelProgram::ListenerClosed, [Pointer, Scalar, Scalar])
+            | (KernelProgram::SignalGenerate, [Scalar, Pointer, Pointer, Scalar, Scalar])
+            | (KernelProgram::TcpResetReceived, [Pointer]) => Self::Only,
             _ => return Err(OffReason::UnknownPrototype { arguments: arguments.len() }),
         };
         Ok(known)
@@ -114,20 +114,20 @@ impl Variant {
 }
 
 /// What a program reads beside what identifies a process.
-fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
-    match probe {
+fn needs(program: KernelProgram, variant: Variant) -> &'static [Need] {
+    match program {
         // The scalar says it; `live` is read where there is none.
-        Probe::Exit if variant == Variant::ExitGroupDead => {
+        KernelProgram::Exit if variant == Variant::ExitGroupDead => {
             &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE]
         }
-        Probe::Exit => &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGNAL_LIVE],
-        Probe::SignalDeliver => &[TASK_SIGNAL, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
-        Probe::Fork => &[TASK_TGID],
-        Probe::Exec | Probe::Rename => &[],
-        Probe::MarkVictim => &[TASK_TGID, TASK_PID],
-        Probe::ListenerClosed => &[TASK_FLAGS, INET_SPORT, SOCK_NET, NET_INUM],
-        Probe::SignalGenerate => &[TASK_TGID, TASK_SIGNAL, SIGNAL_FLAGS, SIGINFO_CODE],
-        Probe::TcpResetSent => &[
+        KernelProgram::Exit => &[TASK_SIGNAL, TASK_EXIT_CODE, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGNAL_LIVE],
+        KernelProgram::SignalDeliver => &[TASK_SIGNAL, SIGNAL_FLAGS, SIGNAL_GROUP_EXIT_CODE, SIGACTION_HANDLER],
+        KernelProgram::Fork => &[TASK_TGID],
+        KernelProgram::Exec | KernelProgram::Rename => &[],
+        KernelProgram::MarkVictim => &[TASK_TGID, TASK_PID],
+        KernelProgram::ListenerClosed => &[TASK_FLAGS, INET_SPORT, SOCK_NET, NET_INUM],
+        KernelProgram::SignalGenerate => &[TASK_TGID, TASK_SIGNAL, SIGNAL_FLAGS, SIGINFO_CODE],
+        KernelProgram::TcpResetSent => &[
             INET_SPORT,
             SOCK_NET,
             NET_INUM,
@@ -142,7 +142,7 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
             SKB_DEV,
             DEV_NET,
         ],
-        Probe::TcpResetReceived => {
+        KernelProgram::TcpResetReceived => {
             &[INET_SPORT, SOCK_NET, NET_INUM, SOCK_FAMILY, SOCK_NUM, SOCK_DPORT, SOCK_DADDR, SOCK_V6_DADDR]
         }
     }
@@ -151,10 +151,10 @@ fn needs(probe: Probe, variant: Variant) -> &'static [Need] {
 /// What to tell the programs, and which of them fit this kernel.
 #[derive(Debug)]
 pub struct Plan {
-    /// Globals to set. Those that no fitting probe reads keep a value that is no offset.
+    /// Globals to set. Those that no fitting program reads keep a value that is no offset.
     pub globals: BTreeMap<&'static str, u32>,
-    /// For each probe, whether it fits.
-    pub probes: Vec<(Probe, Result<(), OffReason>)>,
+    /// For each program, whether it fits.
+    pub programs: Vec<(KernelProgram, Result<(), OffReason>)>,
     /// The names of this kernel's reasons for a TCP reset, by number; they differ between kernels.
     pub reset_reasons: BTreeMap<u32, String>,
 }
@@ -164,22 +164,22 @@ impl Plan {
     #[must_use]
     pub fn new(btf: &Btf, options: &LoadOptions) -> Self {
         let mut globals = BTreeMap::new();
-        let mut fit = |probe| {
-            if options.disabled.contains(&probe) {
+        let mut fit = |program| {
+            if options.disabled.contains(&program) {
                 return Err(OffReason::Disabled);
             }
             let mut found = BTreeMap::new();
-            let variant = match Variant::of(probe, &btf.tracepoint(probe.tracepoint())?)? {
+            let variant = match Variant::of(program, &btf.tracepoint(program.tracepoint())?)? {
                 Variant::ExitGroupDead if options.ignore_group_dead => Variant::ExitTask,
                 variant => variant,
             };
             found.extend(variant.global());
-            let identity = match probe {
+            let identity = match program {
                 // They run in whoever is interrupted.
-                Probe::TcpResetSent | Probe::TcpResetReceived => &[],
+                KernelProgram::TcpResetSent | KernelProgram::TcpResetReceived => &[],
                 _ => IDENTITY,
             };
-            for need in identity.iter().chain(needs(probe, variant)) {
+            for need in identity.iter().chain(needs(program, variant)) {
                 if !globals.contains_key(need.global) {
                     found.insert(need.global, offset(btf, need)?);
                 }
@@ -187,10 +187,10 @@ impl Plan {
             globals.append(&mut found);
             Ok(())
         };
-        let probes = Probe::ALL.map(|probe| (probe, fit(probe))).into();
+        let programs = KernelProgram::ALL.map(|program| (program, fit(program))).into();
         let reset_reasons =
             btf.enumerators("sk_rst_reason").into_iter().map(|(name, number)| (number, plain_reason(&name)));
-        Self { globals, probes, reset_reasons: reset_reasons.collect() }
+        Self { globals, programs, reset_reasons: reset_reasons.collect() }
     }
 }
 
@@ -318,15 +318,15 @@ mod tests {
         }
     }
 
-    fn state(plan: &Plan, probe: Probe) -> &Result<(), OffReason> {
-        &plan.probes.iter().find(|(p, _)| *p == probe).expect("every probe is planned").1
+    fn state(plan: &Plan, program: KernelProgram) -> &Result<(), OffReason> {
+        &plan.programs.iter().find(|(p, _)| *p == program).expect("every program is planned").1
     }
 
     #[test]
     fn a_kernel_that_has_everything_has_every_probe() {
         let plan = Kernel::new().plan();
-        for (probe, state) in &plan.probes {
-            assert_eq!(*state, Ok(()), "{probe}");
+        for (program, state) in &plan.programs {
+            assert_eq!(*state, Ok(()), "{program}");
         }
         assert_eq!(plan.globals[global::TASK_TGID], 40);
         assert_eq!(plan.globals[global::SOCK_NET], 8);
@@ -356,11 +356,17 @@ mod tests {
         let plan = Kernel { task_fields, ..kernel }.plan();
         let detail = "struct task_struct has no field tgid in this kernel".to_owned();
         let off = Err(OffReason::NoField { detail });
-        for probe in [Probe::Fork, Probe::MarkVictim, Probe::SignalGenerate] {
-            assert_eq!(*state(&plan, probe), off, "{probe}");
+        for program in [KernelProgram::Fork, KernelProgram::MarkVictim, KernelProgram::SignalGenerate] {
+            assert_eq!(*state(&plan, program), off, "{program}");
         }
-        for probe in [Probe::Exit, Probe::SignalDeliver, Probe::Exec, Probe::ListenerClosed, Probe::TcpResetSent] {
-            assert_eq!(*state(&plan, probe), Ok(()), "{probe}");
+        for program in [
+            KernelProgram::Exit,
+            KernelProgram::SignalDeliver,
+            KernelProgram::Exec,
+            KernelProgram::ListenerClosed,
+            KernelProgram::TcpResetSent,
+        ] {
+            assert_eq!(*state(&plan, program), Ok(()), "{program}");
         }
         assert!(!plan.globals.contains_key(global::TASK_TGID));
     }
@@ -369,23 +375,23 @@ mod tests {
     fn a_field_of_another_size_is_not_read() {
         let plan = Kernel { start_boottime_bytes: 4, ..Kernel::new() }.plan();
         let off = OffReason::FieldSize { field: "task_struct.start_boottime".to_owned(), found: 4, expected: 8 };
-        assert_eq!(*state(&plan, Probe::Exit), Err(off));
+        assert_eq!(*state(&plan, KernelProgram::Exit), Err(off));
     }
 
     #[test]
     fn a_prototype_that_nobody_knows_is_not_guessed() {
         let plan = Kernel { exit_arguments: 3, ..Kernel::new() }.plan();
         let off = Err(OffReason::UnknownPrototype { arguments: 3 });
-        assert_eq!(*state(&plan, Probe::Exit), off);
+        assert_eq!(*state(&plan, KernelProgram::Exit), off);
         assert!(!plan.globals.contains_key(global::EXIT_HAS_GROUP_DEAD));
     }
 
     #[test]
     fn a_probe_that_is_switched_off_says_so() {
         let btf = Btf::parse(Builder::new().finish()).expect("empty BTF");
-        let plan = Plan::new(&btf, &LoadOptions { disabled: vec![Probe::Rename], ..LoadOptions::default() });
-        assert_eq!(*state(&plan, Probe::Rename), Err(OffReason::Disabled));
-        assert_eq!(*state(&plan, Probe::Exit), Err(OffReason::NoTracepoint));
+        let plan = Plan::new(&btf, &LoadOptions { disabled: vec![KernelProgram::Rename], ..LoadOptions::default() });
+        assert_eq!(*state(&plan, KernelProgram::Rename), Err(OffReason::Disabled));
+        assert_eq!(*state(&plan, KernelProgram::Exit), Err(OffReason::NoTracepoint));
     }
 
     /// On the kernel that runs the tests. What it says about variants is checked
@@ -407,8 +413,8 @@ mod tests {
             begin.elapsed() - parsed,
             plan.globals
         );
-        for (probe, state) in &plan.probes {
-            assert_eq!(*state, Ok(()), "{probe}");
+        for (program, state) in &plan.programs {
+            assert_eq!(*state, Ok(()), "{program}");
         }
     }
 }

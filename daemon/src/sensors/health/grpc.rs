@@ -14,7 +14,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::Context;
-use super::machine::{Answer, Ask, End, Machine, Outcome, Round, Step};
+use super::machine::{Answer, Ask, End, Machine, ProbeOutcome, Round, Step};
 use crate::config::{HealthConfig, Service};
 use crate::core::HealthRole;
 use crate::network::Dialer;
@@ -38,7 +38,7 @@ const EVENTS: usize = 16;
 enum Event {
     WatchSaid { service: usize, answer: Answer },
     WatchEnded { service: usize, end: End, open_for: Duration },
-    Answered { channel: Option<Channel>, round: Round, outcomes: Vec<Outcome>, aloud: bool },
+    Answered { channel: Option<Channel>, round: Round, outcomes: Vec<ProbeOutcome>, aloud: bool },
     Knows(Vec<String>),
 }
 
@@ -162,7 +162,7 @@ async fn knows(dial: Dial, events: mpsc::Sender<Event>) {
     let names = NAMES.map(ToOwned::to_owned).to_vec();
     let (_, outcomes) = dial.check_all(None, names).await;
     let known = NAMES.iter().zip(outcomes).filter(|(_, outcome)| {
-        matches!(outcome, Outcome::Answered(Answer::Serving | Answer::NotServing | Answer::Undecided))
+        matches!(outcome, ProbeOutcome::Answered(Answer::Serving | Answer::NotServing | Answer::Undecided))
     });
     let _ = events.send(Event::Knows(known.map(|(name, _)| (*name).to_owned()).collect())).await;
 }
@@ -191,7 +191,7 @@ impl Dial {
     /// Asks all services within one deadline. A connection that has served before may have broken
     /// without a word: that is not the engine's fault, and one fresh connection is tried. Returns the
     /// connection if it is still good.
-    async fn check_all(&self, channel: Option<Channel>, names: Vec<String>) -> (Option<Channel>, Vec<Outcome>) {
+    async fn check_all(&self, channel: Option<Channel>, names: Vec<String>) -> (Option<Channel>, Vec<ProbeOutcome>) {
         let deadline = Instant::now() + self.timeout;
         let used = channel.is_some();
         let mut channel = channel.unwrap_or_else(|| self.channel());
@@ -202,10 +202,10 @@ impl Dial {
         }
         let good = replies.iter().all(|reply| matches!(reply, Reply::Answered(_)));
         let outcomes = replies.into_iter().map(|reply| match reply {
-            Reply::Answered(answer) => Outcome::Answered(answer),
-            Reply::Refused => Outcome::Refused { listening: super::still_listening(self.root, self.port) },
-            Reply::Broken | Reply::Late => Outcome::Unanswered,
-            Reply::NotAsked => Outcome::NotAsked,
+            Reply::Answered(answer) => ProbeOutcome::Answered(answer),
+            Reply::Refused => ProbeOutcome::Refused { listening: super::still_listening(self.root, self.port) },
+            Reply::Broken | Reply::Late => ProbeOutcome::Unanswered,
+            Reply::NotAsked => ProbeOutcome::NotAsked,
         });
         (good.then_some(channel), outcomes.collect())
     }

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioExecutor;
 
 use super::Context;
 use super::grpc::Reply;
-use super::machine::{Answer, Machine, Outcome};
+use super::machine::{Answer, Machine, ProbeOutcome};
 use crate::config::HealthConfig;
 use crate::network::Dialer;
 
@@ -86,24 +86,24 @@ impl Client {
         Some(Self { http, url, timeout, root: context.root_tgid(), port })
     }
 
-    async fn get(&self) -> Outcome {
-        tokio::time::timeout(self.timeout, self.answer()).await.unwrap_or(Outcome::Unanswered)
+    async fn get(&self) -> ProbeOutcome {
+        tokio::time::timeout(self.timeout, self.answer()).await.unwrap_or(ProbeOutcome::Unanswered)
     }
 
-    async fn answer(&self) -> Outcome {
+    async fn answer(&self) -> ProbeOutcome {
         let response = match self.http.get(self.url.clone()).await {
             Ok(response) => response,
             Err(error) if super::is_refused(&error) => {
-                return Outcome::Refused { listening: super::still_listening(self.root, self.port) };
+                return ProbeOutcome::Refused { listening: super::still_listening(self.root, self.port) };
             }
-            Err(error) if super::is_ours(&error) => return Outcome::NotAsked,
-            Err(_) => return Outcome::Unanswered,
+            Err(error) if super::is_ours(&error) => return ProbeOutcome::NotAsked,
+            Err(_) => return ProbeOutcome::Unanswered,
         };
         let status = response.status();
         if response.body().size_hint().exact().is_some_and(|length| length <= MAX_BODY) {
             // Only to use the connection again: the status line has said everything.
             let _ = response.into_body().collect().await;
         }
-        Outcome::Answered(answer(status))
+        ProbeOutcome::Answered(answer(status))
     }
 }

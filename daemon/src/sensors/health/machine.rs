@@ -40,7 +40,7 @@ pub(super) enum Answer {
 
 /// What came of one bounded question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ProbeOutcome {
     /// The server answered.
     Answered(Answer),
     /// Nothing came in time, or the connection broke.
@@ -266,14 +266,14 @@ impl Machine {
     ///
     /// # Panics
     /// If there are not as many outcomes as there were services.
-    pub(super) fn answered(&mut self, round: &Round, outcomes: Vec<Outcome>, aloud: bool) -> Step {
+    pub(super) fn answered(&mut self, round: &Round, outcomes: Vec<ProbeOutcome>, aloud: bool) -> Step {
         assert_eq!(round.0.len(), outcomes.len(), "one outcome for each service");
         let mut step = Step::default();
         if let Some(probe) = self.probe(round, &outcomes, aloud) {
             step.report.push(probe);
         }
         for ((service, heard), outcome) in round.0.iter().zip(outcomes) {
-            if let Outcome::Answered(answer) = outcome
+            if let ProbeOutcome::Answered(answer) = outcome
                 && self.services[*service].believes(&answer, *heard)
             {
                 self.take(*service, answer, &mut step);
@@ -290,24 +290,24 @@ impl Machine {
 
     /// Whether the server answers at all. Only services that mean liveness count, if there are any:
     /// the others may wait for something that is allowed to be slow.
-    fn probe(&mut self, round: &Round, outcomes: &[Outcome], aloud: bool) -> Option<Kind> {
+    fn probe(&mut self, round: &Round, outcomes: &[ProbeOutcome], aloud: bool) -> Option<Kind> {
         let lively = self.services.iter().any(|service| service.role == HealthRole::Liveness);
         let counts = |service: usize| !lively || self.services[service].role == HealthRole::Liveness;
         let counted =
             || round.services().zip(outcomes).filter(|(service, _)| counts(*service)).map(|(_, outcome)| outcome);
         let refused = counted().find_map(|outcome| match outcome {
-            Outcome::Refused { listening } => Some(*listening),
+            ProbeOutcome::Refused { listening } => Some(*listening),
             _ => None,
         });
         let before = self.probe;
-        if counted().any(|outcome| *outcome == Outcome::NotAsked) {
+        if counted().any(|outcome| *outcome == ProbeOutcome::NotAsked) {
             self.probe = Probe::NotAsked;
             return None;
         }
         let kind = if let Some(listening) = refused {
             self.probe = Probe::Refused;
             Some(Kind::ProbeRefused { listening })
-        } else if counted().any(|outcome| *outcome == Outcome::Unanswered) {
+        } else if counted().any(|outcome| *outcome == ProbeOutcome::Unanswered) {
             self.probe = Probe::Unanswered;
             Some(Kind::ProbeUnanswered)
         } else {

@@ -28,20 +28,20 @@ fn serving() -> Machine {
 }
 
 /// One round of Check in which every service has the same outcome.
-fn check(machine: &mut Machine, outcome: Outcome) -> Step {
+fn check(machine: &mut Machine, outcome: ProbeOutcome) -> Step {
     let round = machine.round();
     let outcomes = round.services().map(|_| outcome.clone()).collect();
     machine.answered(&round, outcomes, false)
 }
 
-const fn says(answer: Answer) -> Outcome {
-    Outcome::Answered(answer)
+const fn says(answer: Answer) -> ProbeOutcome {
+    ProbeOutcome::Answered(answer)
 }
 
 const NOTHING: [Kind; 0] = [];
 
 /// Two rounds with the same outcome, of which only the second says anything.
-fn check_twice(machine: &mut Machine, outcome: Outcome) -> Step {
+fn check_twice(machine: &mut Machine, outcome: ProbeOutcome) -> Step {
     assert_eq!(check(machine, outcome.clone()), Step::default());
     check(machine, outcome)
 }
@@ -109,9 +109,9 @@ fn a_broken_watch_is_evidence_once_and_waits_longer_each_time() {
 #[test]
 fn an_engine_that_loads_may_refuse_and_be_silent() {
     let mut machine = whole_server();
-    assert_eq!(check(&mut machine, Outcome::Refused { listening: false }), Step::default());
+    assert_eq!(check(&mut machine, ProbeOutcome::Refused { listening: false }), Step::default());
     assert_eq!(machine.to_string(), "watch connecting: starting; probe refused");
-    assert_eq!(check(&mut machine, Outcome::Unanswered), Step::default());
+    assert_eq!(check(&mut machine, ProbeOutcome::Unanswered), Step::default());
     assert_eq!(machine.watch_ended(0, End::Broken, Duration::ZERO).report, NOTHING);
     assert_eq!(check(&mut machine, says(Answer::NotServing)), Step::default());
     assert_eq!(machine.watch_said(0, Answer::NotServing).report, NOTHING);
@@ -122,7 +122,7 @@ fn an_engine_that_loads_may_refuse_and_be_silent() {
 #[test]
 fn an_engine_that_served_under_an_earlier_daemon_is_not_taken_to_be_loading() {
     let mut machine = Machine::grpc("http://engine", &[service(&("", Liveness))], true);
-    assert_eq!(check(&mut machine, Outcome::Unanswered).report, [Kind::ProbeUnanswered]);
+    assert_eq!(check(&mut machine, ProbeOutcome::Unanswered).report, [Kind::ProbeUnanswered]);
     assert_eq!(check(&mut machine, says(Answer::NotServing)).report, [Kind::ProbeAnswered]);
     assert_eq!(check(&mut machine, says(Answer::NotServing)).report, [DEAD]);
     // A name spelt wrong is still not a death.
@@ -135,12 +135,12 @@ fn an_engine_that_served_under_an_earlier_daemon_is_not_taken_to_be_loading() {
 fn every_unanswered_probe_counts_and_the_first_answer_ends_them() {
     let mut machine = serving();
     for _ in 0..3 {
-        assert_eq!(check(&mut machine, Outcome::Unanswered).report, [Kind::ProbeUnanswered]);
+        assert_eq!(check(&mut machine, ProbeOutcome::Unanswered).report, [Kind::ProbeUnanswered]);
     }
     assert_eq!(machine.to_string(), "watch serving; probe unanswered");
     assert_eq!(check(&mut machine, says(Answer::Serving)).report, [Kind::ProbeAnswered]);
     assert_eq!(check(&mut machine, says(Answer::Serving)).report, NOTHING);
-    let refused = Outcome::Refused { listening: true };
+    let refused = ProbeOutcome::Refused { listening: true };
     assert_eq!(check(&mut machine, refused).report, [Kind::ProbeRefused { listening: true }]);
     assert_eq!(check(&mut machine, says(Answer::Serving)).report, [Kind::ProbeAnswered]);
 }
@@ -261,7 +261,7 @@ fn a_slow_readiness_service_is_not_a_hang() {
     let mut machine = machine(&[("", Liveness), ("slow", Readiness)]);
     machine.watch_said(0, Answer::Serving);
     let round = machine.round();
-    let step = machine.answered(&round, vec![says(Answer::Serving), Outcome::Unanswered], false);
+    let step = machine.answered(&round, vec![says(Answer::Serving), ProbeOutcome::Unanswered], false);
     assert_eq!(step, Step::default());
 }
 
@@ -285,7 +285,7 @@ mod any_order {
     enum Move {
         Said(Answer),
         Ended(End),
-        Checked(Outcome),
+        Checked(ProbeOutcome),
     }
 
     fn answer() -> impl Strategy<Value = Answer> {
@@ -305,8 +305,8 @@ mod any_order {
             prop::sample::select(vec![End::Clean, End::NoSuchService, End::Unimplemented, End::Broken])
                 .prop_map(Move::Ended),
             answer().prop_map(|answer| Move::Checked(says(answer))),
-            Just(Move::Checked(Outcome::Unanswered)),
-            any::<bool>().prop_map(|listening| Move::Checked(Outcome::Refused { listening })),
+            Just(Move::Checked(ProbeOutcome::Unanswered)),
+            any::<bool>().prop_map(|listening| Move::Checked(ProbeOutcome::Refused { listening })),
         ]
     }
 
@@ -345,7 +345,7 @@ mod any_order {
 fn a_question_that_could_not_be_asked_says_nothing() {
     let mut machine = serving();
     for _ in 0..10 {
-        assert_eq!(check(&mut machine, Outcome::NotAsked).report, NOTHING);
+        assert_eq!(check(&mut machine, ProbeOutcome::NotAsked).report, NOTHING);
     }
     assert!(machine.to_string().contains("cannot be asked"), "{machine}");
     assert_eq!(check(&mut machine, says(Answer::Serving)).report, [Kind::ProbeAnswered]);

@@ -26,7 +26,7 @@ const RECORD: usize = 8192;
 
 /// What is told of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum LogEntry {
     /// A record that matters.
     Fact(Fact),
     /// The log was overwritten before it was read: records are missing, nobody knows how many.
@@ -59,7 +59,7 @@ impl Kmsg {
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
-    pub async fn follow(self, mut tell: impl FnMut(Told) -> bool) -> io::Result<()> {
+    pub async fn follow(self, mut tell: impl FnMut(LogEntry) -> bool) -> io::Result<()> {
         let Self { descriptor, facilities } = self;
         let log = super::sys::watch_readable(descriptor)?;
         let mut record = vec![0; RECORD];
@@ -67,12 +67,12 @@ impl Kmsg {
             let mut ready = log.readable().await?;
             let told = match nix::unistd::read(ready.get_inner(), &mut record) {
                 // Each read is one record.
-                Ok(length) => parse(&String::from_utf8_lossy(&record[..length]), facilities).map(Told::Fact),
+                Ok(length) => parse(&String::from_utf8_lossy(&record[..length]), facilities).map(LogEntry::Fact),
                 Err(nix::errno::Errno::EAGAIN) => {
                     ready.clear_ready();
                     None
                 }
-                Err(nix::errno::Errno::EPIPE) => Some(Told::Overrun),
+                Err(nix::errno::Errno::EPIPE) => Some(LogEntry::Overrun),
                 // A record longer than any that the kernel writes is skipped by it.
                 Err(nix::errno::Errno::EINVAL | nix::errno::Errno::EINTR) => None,
                 Err(error) => return Err(error.into()),

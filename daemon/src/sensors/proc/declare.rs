@@ -77,7 +77,7 @@ impl Refusal {
 
 /// A refusal, and what a person needs to know to mend it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedClaim {
     /// Why.
     pub refusal: Refusal,
     /// For people.
@@ -86,7 +86,7 @@ pub struct Refused {
     pub is_open: bool,
 }
 
-impl Refused {
+impl RefusedClaim {
     /// One that stands until the process or the configuration changes.
     #[must_use]
     pub const fn new(refusal: Refusal, detail: String) -> Self {
@@ -118,7 +118,7 @@ pub struct Claim {
     pub container: Container,
     /// What it declares, as far as the process alone can tell; names and addresses that others have are the
     /// caller's to refuse.
-    pub verdict: Result<Declared, Refused>,
+    pub verdict: Result<Declared, RefusedClaim>,
 }
 
 /// A worker that a process has declared.
@@ -325,11 +325,11 @@ impl Scanner {
         None
     }
 
-    fn verdict(&self, carrier: &Carrier, reach: &Reach<'_>) -> Result<Declared, Refused> {
+    fn verdict(&self, carrier: &Carrier, reach: &Reach<'_>) -> Result<Declared, RefusedClaim> {
         if let Some(detail) = self.refusal_of_owner(carrier) {
-            return Err(Refused::new(Refusal::NotAllowed, detail));
+            return Err(RefusedClaim::new(Refusal::NotAllowed, detail));
         }
-        let worker = carrier.worker.as_ref().map_err(|detail| Refused::new(Refusal::Malformed, detail.clone()))?;
+        let worker = carrier.worker.as_ref().map_err(|detail| RefusedClaim::new(Refusal::Malformed, detail.clone()))?;
         let pod_uid = carrier.container.pod_uid.as_deref();
         let Reached { place, others_listen } = reach.place(carrier.id, pod_uid, worker)?;
         Ok(Declared { worker: Arc::clone(worker), place, others_listen })

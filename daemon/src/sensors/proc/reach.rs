@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::http::Uri;
 
-use super::declare::{Refusal, Refused};
+use super::declare::{Refusal, RefusedClaim};
 use super::listeners::{self, Held};
 use super::{addresses, tree};
 use crate::config::WorkerConfig;
@@ -61,9 +61,9 @@ impl<'a> Reach<'a> {
         process: ProcessId,
         pod_uid: Option<&str>,
         worker: &WorkerConfig,
-    ) -> Result<Reached, Refused> {
-        let elsewhere = |detail: String| Refused::new(Refusal::EndpointElsewhere, detail);
-        let health_elsewhere = |detail: String| Refused::new(Refusal::HealthElsewhere, detail);
+    ) -> Result<Reached, RefusedClaim> {
+        let elsewhere = |detail: String| RefusedClaim::new(Refusal::EndpointElsewhere, detail);
+        let health_elsewhere = |detail: String| RefusedClaim::new(Refusal::HealthElsewhere, detail);
         let namespace = Namespace::of(process)
             .map_err(|error| elsewhere(format!("the network namespace of the process cannot be opened: {error}")))?;
         let is_own = self.own.as_ref().is_ok_and(|own| *own == namespace);
@@ -88,14 +88,14 @@ impl<'a> Reach<'a> {
         let listens = shared.map(|netns_pid| Listens { netns_pid, address: endpoint });
         if listens.is_none() {
             self.belongs(endpoint.ip(), &namespace, pod_uid)
-                .map_err(|error| Refused { refusal: Refusal::EndpointElsewhere, ..error })?;
+                .map_err(|error| RefusedClaim { refusal: Refusal::EndpointElsewhere, ..error })?;
         }
         if !may_enter {
             for address in health {
                 self.belongs(address.ip(), &namespace, pod_uid).map_err(|error| {
                     let detail = "and its network namespace may not be entered, which takes CAP_SYS_ADMIN";
                     let detail = format!("{}; {detail}", error.detail);
-                    Refused { refusal: Refusal::HealthElsewhere, detail, ..error }
+                    RefusedClaim { refusal: Refusal::HealthElsewhere, detail, ..error }
                 })?;
             }
         }
@@ -109,7 +109,7 @@ impl<'a> Reach<'a> {
 impl Reach<'_> {
     /// Whether an address belongs to a namespace that is not shared: the host's routes say so, or else kubelet, of
     /// an address that is neither the host's nor special.
-    fn belongs(&self, address: IpAddr, namespace: &Namespace, pod_uid: Option<&str>) -> Result<(), Refused> {
+    fn belongs(&self, address: IpAddr, namespace: &Namespace, pod_uid: Option<&str>) -> Result<(), RefusedClaim> {
         let Err(not_routed) = routes::lead_into(namespace, address) else { return Ok(()) };
         let of_the_host = match &not_routed {
             NotRouted::Special(_) | NotRouted::Host(_) => true,
@@ -118,9 +118,9 @@ impl Reach<'_> {
                 addresses::local(super::kthreadd()).is_ok_and(|host| host.contains(&address.to_canonical()))
             }
         };
-        let refused = Refused::new(Refusal::EndpointElsewhere, with_cause(&not_routed));
+        let refused = RefusedClaim::new(Refusal::EndpointElsewhere, with_cause(&not_routed));
         match self.pods {
-            Some(pods) if !of_the_host => pods.have(pod_uid, address).map_err(|error| Refused {
+            Some(pods) if !of_the_host => pods.have(pod_uid, address).map_err(|error| RefusedClaim {
                 detail: format!("{}; {error}", refused.detail),
                 is_open: error.is_open(),
                 ..refused

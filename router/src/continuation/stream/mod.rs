@@ -77,7 +77,7 @@ pub enum Progress {
 
 /// What is to be done about a failed worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum StreamEnd {
     /// The stream was finished here: it lacked only its end.
     Finished,
     /// Nothing was produced: the same request may be sent elsewhere.
@@ -307,25 +307,25 @@ impl Continuation {
     }
 
     /// The worker is gone, or was given up. Its connection must be closed by now.
-    pub fn worker_failed(&mut self, out: &mut Vec<u8>) -> Verdict {
+    pub fn worker_failed(&mut self, out: &mut Vec<u8>) -> StreamEnd {
         if self.is_finished() {
             self.close(out);
-            return Verdict::Finished;
+            return StreamEnd::Finished;
         }
         let several = self.request.choices > 1 || self.refusal == Some(Unmovable::SeveralChoices);
         if !self.sent || !self.produced() && !several {
             if !self.sent {
                 self.envelope = Envelope::default();
             }
-            return Verdict::Retry;
+            return StreamEnd::Retry;
         }
         if let Some((reason, stop_reason)) = self.due() {
             self.finish_here(reason, stop_reason, out);
-            return Verdict::Finished;
+            return StreamEnd::Finished;
         }
         match self.refusal {
-            Some(reason) => Verdict::Unmovable(reason),
-            None => Verdict::Move,
+            Some(reason) => StreamEnd::Unmovable(reason),
+            None => StreamEnd::Move,
         }
     }
 

@@ -113,12 +113,12 @@ impl Continuation {
         if self.leg.suspect && !text.is_empty() {
             self.leg.suspect = false;
             match leak::judge(&self.request, self.content.joined(), &text) {
-                leak::Verdict::Clean => {}
-                leak::Verdict::Leak(rest) => {
+                leak::LeakCheck::Clean => {}
+                leak::LeakCheck::Leak(rest) => {
                     text = rest.to_owned();
                     cut = true;
                 }
-                leak::Verdict::Unclear => {
+                leak::LeakCheck::Unclear => {
                     self.refusal = Some(Unmovable::PromptLeak);
                     return Progress::Broken(Broken::PromptLeak);
                 }

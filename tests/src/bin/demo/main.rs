@@ -88,7 +88,7 @@ async fn run(arguments: &Arguments) -> Outcome<bool> {
             kills
         }
     };
-    let report = report::Report::of(stage.sensor(), &kills);
+    let report = report::Report::of(stage.death_source(), &kills);
     if arguments.kills.is_some() {
         show::distributions(&report);
     } else {

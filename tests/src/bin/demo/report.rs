@@ -26,7 +26,7 @@ impl Distribution {
 /// medians, with the distributions beside them.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    pub(crate) sensor: String,
+    pub(crate) death_source: String,
     pub(crate) kills: usize,
     pub(crate) tokens_expected: usize,
     pub(crate) tokens_received: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Distributions {
 }
 
 impl Report {
-    pub(crate) fn of(sensor: &str, kills: &[Kill]) -> Self {
+    pub(crate) fn of(death_source: &str, kills: &[Kill]) -> Self {
         let moment = |what: &'static str| Distribution::of(kills.iter().filter_map(move |kill| kill.moment(what)));
         let distributions = Distributions {
             kill_to_evidence_us: Distribution::of(kills.iter().filter_map(Kill::to_evidence_us)),
@@ -70,7 +70,7 @@ impl Report {
         let median = |distribution: Option<Distribution>| distribution.map(|distribution| distribution.p50);
         let sum = |count: fn(&Kill) -> usize| kills.iter().map(count).sum();
         Self {
-            sensor: sensor.to_owned(),
+            death_source: death_source.to_owned(),
             kills: kills.len(),
             tokens_expected: sum(|kill| kill.expected),
             tokens_received: sum(|kill| kill.received),

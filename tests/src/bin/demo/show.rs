@@ -111,7 +111,7 @@ pub(crate) fn progress(done: usize, wanted: usize, kill: &Kill) {
 
 pub(crate) fn distributions(report: &Report) {
     let all = &report.distributions;
-    println!("\n{}", coloured(BOLD, &format!("{} kills, sensor {}", report.kills, report.sensor)));
+    println!("\n{}", coloured(BOLD, &format!("{} kills, deaths by {}", report.kills, report.death_source)));
     println!("  {:<44} {:>10} {:>10} {:>10}", "from kill() to", "p50", "p99", "max");
     let rows = [
         ("evidence in the kernel", all.kill_to_evidence_us),

@@ -50,7 +50,7 @@ impl Stage {
         }
         show::step("lastgasp");
         let daemon = Daemon::start(&config, path).await?;
-        show::sensor(&daemon.ready.sensor, arguments.no_ebpf);
+        show::sensor(&daemon.ready.death_source, arguments.no_ebpf);
         for worker in WORKERS {
             discovery.listed(worker, WorkerState::Serving).await?;
         }
@@ -59,8 +59,8 @@ impl Stage {
         Ok(Self { router, daemon, engines, discovery, _nats: nats, folder, rate })
     }
 
-    pub(crate) fn sensor(&self) -> &str {
-        &self.daemon.ready.sensor
+    pub(crate) fn death_source(&self) -> &str {
+        &self.daemon.ready.death_source
     }
 
     pub(crate) fn engine(&self, worker: &str) -> Outcome<&Engine> {

@@ -67,8 +67,8 @@ fn parse(bytes: &[u8]) -> Btf {
 fn every_probe_fits_and_every_offset_is_the_compilers() {
     for (index, (kernel, bytes)) in KERNELS.into_iter().enumerate() {
         let mut plan = Plan::new(&parse(bytes), &LoadOptions::default());
-        for (probe, state) in &plan.probes {
-            assert_eq!(*state, Ok(()), "{kernel}: {probe}");
+        for (program, state) in &plan.programs {
+            assert_eq!(*state, Ok(()), "{kernel}: {program}");
         }
         for (global, values) in OFFSETS.into_iter().chain(VARIANTS) {
             assert_eq!(plan.globals.remove(global), Some(values[index]), "{kernel}: {global}");
@@ -106,9 +106,12 @@ fn a_member_that_is_missing_is_named() {
         let plan = Plan::new(&btf, &LoadOptions::default());
         let off = OffReason::NoField { detail: missing.to_string() };
         assert_eq!(off.to_string(), "struct inet_sock has no field inet_sport in this kernel");
-        for (probe, state) in plan.probes {
-            let needs_it = matches!(probe, Probe::ListenerClosed | Probe::TcpResetSent | Probe::TcpResetReceived);
-            assert_eq!(state, if needs_it { Err(off.clone()) } else { Ok(()) }, "{kernel}: {probe}");
+        for (program, state) in plan.programs {
+            let needs_it = matches!(
+                program,
+                KernelProgram::ListenerClosed | KernelProgram::TcpResetSent | KernelProgram::TcpResetReceived
+            );
+            assert_eq!(state, if needs_it { Err(off.clone()) } else { Ok(()) }, "{kernel}: {program}");
         }
         assert!(!plan.globals.contains_key(global::INET_SPORT), "{kernel}");
     }

@@ -8,13 +8,13 @@ use lastgasp_protocol::{Cause, CauseKind, Certificate, Incarnation, Mode, Name, 
 use crate::config::WorkerConfig;
 use crate::core::{Nanos, ProcessId, State, WorkerId};
 use crate::effects::deaths::MomentKind;
-use crate::notify::{Lost, Notice, NoticeKind, Notifier, System, Told};
+use crate::notify::{BridgeReport, Lost, Notification, NotificationKind, Notifier, System};
 use crate::sensors::proc;
 
 use super::Supervisor;
 
 /// The notifier, and what it is not told yet.
-pub(super) struct Notices {
+pub(super) struct Notifications {
     notifier: Notifier,
     /// Withdrawals that are acknowledged, each with the certificate of its cause: they are told of
     /// once all withdrawals of that cause are. A reader that moves work off one of them must not
@@ -38,7 +38,7 @@ struct Held {
     /// Whether it still runs.
     mode: Mode,
     /// For all sinks; they have it already of a worker that was handed over and is over now.
-    notice: Option<Notice>,
+    notification: Option<Notification>,
 }
 
 /// A life that was lost, and what follows.
@@ -60,7 +60,7 @@ pub(super) struct Aftermath {
     pub(super) severs: bool,
 }
 
-impl Notices {
+impl Notifications {
     pub(super) const fn new(notifier: Notifier) -> Self {
         Self { notifier, held: Vec::new(), telling: Vec::new(), out_of_dynamo: Vec::new(), spared: Vec::new() }
     }
@@ -107,18 +107,24 @@ impl Notices {
 
 impl Supervisor {
     /// A record stands.
-    pub(super) fn notify_listed(&mut self, worker: WorkerId, incarnation: Incarnation, epoch: u64, event: NoticeKind) {
-        if self.notices.notifier.is_idle() {
+    pub(super) fn notify_listed(
+        &mut self,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        epoch: u64,
+        event: NotificationKind,
+    ) {
+        if self.notifications.notifier.is_idle() {
             return;
         }
         // The server may take its time: what was wanted then may not be what is wanted now.
-        let listing = (event == NoticeKind::Serving).then_some(epoch);
+        let listing = (event == NotificationKind::Serving).then_some(epoch);
         let is_present = self.core.is_present(worker, &incarnation, listing);
-        let notice = self.notice(worker, event, incarnation, epoch);
+        let notification = self.notification(worker, event, incarnation, epoch);
         if is_present {
-            self.notices.notifier.tell(notice);
+            self.notifications.notifier.tell(notification);
         } else {
-            self.notices.notifier.tell_overtaken(notice);
+            self.notifications.notifier.tell_overtaken(notification);
         }
     }
 
@@ -132,15 +138,15 @@ impl Supervisor {
         now: Nanos,
     ) {
         let death = self.workers[worker].death.take();
-        if self.notices.notifier.is_idle() {
+        if self.notifications.notifier.is_idle() {
             return;
         }
         let certificate = self.deaths.so_far(worker, now).filter(|certificate| certificate.incarnation == incarnation);
         let epoch = certificate.as_ref().map_or(self.workers[worker].epoch, |certificate| certificate.epoch);
         let lost = Lost { worker: self.name(worker).clone(), incarnation: incarnation.clone(), cause: cause.clone() };
-        let notice = self.notice(worker, NoticeKind::Withdrawn, incarnation, epoch);
-        let notice = Some(Notice { cause, certificate: certificate.map(Box::new), ..notice });
-        self.notices.held.push(Held { death, lost, mode, notice });
+        let notification = self.notification(worker, NotificationKind::Withdrawn, incarnation, epoch);
+        let notification = Some(Notification { cause, certificate: certificate.map(Box::new), ..notification });
+        self.notifications.held.push(Held { death, lost, mode, notification });
         self.tell_withdrawn();
     }
 
@@ -149,10 +155,10 @@ impl Supervisor {
         let death = self.workers[worker].death.take();
         // What an earlier daemon left may end when its successor serves: nobody may answer in that one's place.
         let is_over = matches!(self.core.state(worker), None | Some(State::Starting | State::Lost | State::Left));
-        if is_over && self.notices.notifier.reports() {
+        if is_over && self.notifications.notifier.reports() {
             let (name, incarnation) = (self.name(worker).clone(), incarnation.clone());
             let lost = Lost { worker: name, incarnation, cause: Some(cause.clone()) };
-            self.notices.held.push(Held { death, lost, mode: Mode::Lost, notice: None });
+            self.notifications.held.push(Held { death, lost, mode: Mode::Lost, notification: None });
         }
     }
 
@@ -161,18 +167,19 @@ impl Supervisor {
         let workers = &self.workers;
         let going =
             |death: &String| workers.iter().any(|(_, slot)| slot.withdrawing && slot.death.as_ref() == Some(death));
-        let (held, due): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.notices.held).into_iter().partition(|held| held.death.as_ref().is_some_and(going));
-        self.notices.held = held;
+        let (held, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.notifications.held)
+            .into_iter()
+            .partition(|held| held.death.as_ref().is_some_and(going));
+        self.notifications.held = held;
         self.tell_inferas(&due);
-        for notice in due.into_iter().filter_map(|held| held.notice) {
-            self.notices.notifier.tell(notice);
+        for notification in due.into_iter().filter_map(|held| held.notification) {
+            self.notifications.notifier.tell(notification);
         }
     }
 
     /// What was withdrawn for one cause, at one time.
     fn tell_inferas(&mut self, due: &[Held]) {
-        if !self.notices.notifier.reports() {
+        if !self.notifications.notifier.reports() {
             return;
         }
         let of = |mode| due.iter().filter(move |held| held.mode == mode).map(|held| &held.lost);
@@ -181,7 +188,7 @@ impl Supervisor {
         let leaves_by_itself = |lost: &&Lost| lost.cause.as_ref().is_some_and(|it| it.kind == CauseKind::Terminated);
         let leaving: Vec<Lost> = of(Mode::Handover).filter(|lost| !leaves_by_itself(lost)).cloned().collect();
         let told = |all: &[Lost], tell: &dyn Fn(&[Lost]) -> usize| if all.is_empty() { 0 } else { tell(all) };
-        let notifier = &self.notices.notifier;
+        let notifier = &self.notifications.notifier;
         let reports = [
             (told(&leaving, &|all| notifier.hands_over(all)), leaving),
             (told(&lost, &|all| notifier.lost(all)), lost),
@@ -189,7 +196,9 @@ impl Supervisor {
         for (reports, all) in reports {
             for Lost { worker, incarnation, cause: _ } in all {
                 if let Some(worker) = self.workers.named(&worker) {
-                    self.notices.telling.extend(std::iter::repeat_n((System::Infera, worker, incarnation), reports));
+                    self.notifications
+                        .telling
+                        .extend(std::iter::repeat_n((System::Infera, worker, incarnation), reports));
                 }
             }
         }
@@ -197,36 +206,36 @@ impl Supervisor {
 
     /// The processes of a worker's life are known, or its companion is another one.
     pub(super) fn notify_lives(&self, worker: WorkerId) {
-        if self.notices.notifier.has_dynamo()
+        if self.notifications.notifier.has_dynamo()
             && let Some(root) = self.processes.root(worker)
         {
             let companion = self.workers[worker].companion;
-            self.notices.notifier.lives(self.name(worker), std::iter::once(root).chain(companion).collect());
+            self.notifications.notifier.lives(self.name(worker), std::iter::once(root).chain(companion).collect());
         }
     }
 
     /// A life is lost or has left: it leaves Dynamo's discovery with the others of this turn of the loop.
     pub(super) fn leaves_dynamo(&mut self, worker: WorkerId, cause: Option<&Cause>) {
-        if !self.notices.notifier.has_dynamo() {
+        if !self.notifications.notifier.has_dynamo() {
             return;
         }
         let slot = &self.workers[worker];
         if let Ok(incarnation) = Incarnation::new(slot.incarnation.clone()) {
             let lost = Lost { worker: slot.config.name.clone(), incarnation, cause: cause.cloned() };
-            self.notices.out_of_dynamo.push((worker, lost));
+            self.notifications.out_of_dynamo.push((worker, lost));
         }
     }
 
     /// All that were lost in this turn of the loop leave Dynamo's discovery together.
     pub(super) fn leave_dynamo(&mut self) {
         let (workers, lost): (Vec<WorkerId>, Vec<Lost>) =
-            std::mem::take(&mut self.notices.out_of_dynamo).into_iter().unzip();
+            std::mem::take(&mut self.notifications.out_of_dynamo).into_iter().unzip();
         if lost.is_empty() {
             return;
         }
-        let reports = self.notices.notifier.out_of_dynamo(&lost);
+        let reports = self.notifications.notifier.out_of_dynamo(&lost);
         for (worker, Lost { incarnation, .. }) in workers.into_iter().zip(lost) {
-            self.notices.telling.extend(std::iter::repeat_n((System::Dynamo, worker, incarnation), reports));
+            self.notifications.telling.extend(std::iter::repeat_n((System::Dynamo, worker, incarnation), reports));
         }
     }
 
@@ -235,23 +244,23 @@ impl Supervisor {
     pub(super) fn is_spared(&mut self, worker: WorkerId, cause: Option<&Cause>, aftermath: Aftermath) -> bool {
         let is_leaving =
             |(system, told, _): &(System, WorkerId, Incarnation)| (*system, *told) == (System::Dynamo, worker);
-        if cause.is_some_and(|cause| is_death(cause.kind)) || !self.notices.telling.iter().any(is_leaving) {
+        if cause.is_some_and(|cause| is_death(cause.kind)) || !self.notifications.telling.iter().any(is_leaving) {
             return false;
         }
         let Some(root) = self.processes.root(worker) else { return false };
         let until = proc::monotonic_now().plus(SPARED_FOR);
-        self.notices.spared.push(Spared { worker, root, aftermath, until });
+        self.notifications.spared.push(Spared { worker, root, aftermath, until });
         true
     }
 
     /// A worker's state has changed: what waited for Dynamo's discovery has no reason any more.
     pub(super) fn spare_no_more(&mut self, worker: WorkerId) {
-        self.notices.spared.retain(|spared| spared.worker != worker);
+        self.notifications.spared.retain(|spared| spared.worker != worker);
     }
 
     /// When something that is spared is spared no longer.
     pub(super) fn next_spared(&self) -> Option<Nanos> {
-        self.notices.spared.iter().map(|spared| spared.until).min()
+        self.notifications.spared.iter().map(|spared| spared.until).min()
     }
 
     /// What was spared for long enough.
@@ -261,8 +270,9 @@ impl Supervisor {
 
     /// What follows a loss.
     fn follow_up(&mut self, is_due: impl Fn(&Spared) -> bool) {
-        let (due, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.notices.spared).into_iter().partition(is_due);
-        self.notices.spared = rest;
+        let (due, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.notifications.spared).into_iter().partition(is_due);
+        self.notifications.spared = rest;
         for Spared { worker, root, aftermath, until: _ } in due {
             if self.processes.root(worker) == Some(root) && self.core.state(worker) == Some(State::Lost) {
                 self.follow(worker, aftermath, proc::monotonic_now());
@@ -271,19 +281,19 @@ impl Supervisor {
     }
 
     /// An Infera or a Dynamo was told.
-    pub(super) fn told(&mut self, told: Told) {
-        let Told { system, worker: name, lost, detail } = told;
+    pub(super) fn bridge_reported(&mut self, report: BridgeReport) {
+        let BridgeReport { system, worker: name, lost, detail } = report;
         let Some(worker) = self.workers.named(&name) else { return };
         let now = proc::monotonic_now();
         self.deaths.moment_of(worker, lost.as_ref(), MomentKind::Effect, system.as_str(), detail.clone(), now);
-        self.tell_notice(&name, format!("{}: {detail}", system.as_str()));
+        self.note(&name, format!("{}: {detail}", system.as_str()));
         if let Some(incarnation) = lost {
-            let telling = &mut self.notices.telling;
+            let telling = &mut self.notifications.telling;
             let one = (system, worker, incarnation);
             if let Some(place) = telling.iter().position(|told| *told == one) {
                 telling.swap_remove(place);
             }
-            if system == System::Dynamo && !self.notices.telling.contains(&one) {
+            if system == System::Dynamo && !self.notifications.telling.contains(&one) {
                 self.follow_up(|spared| spared.worker == worker);
             }
         }
@@ -291,19 +301,25 @@ impl Supervisor {
 
     /// A certificate is complete.
     pub(super) fn notify_certificate(&mut self, certificate: &Certificate) {
-        if self.notices.notifier.is_idle() {
+        if self.notifications.notifier.is_idle() {
             return;
         }
         let Some(worker) = self.workers.named(&certificate.worker) else { return };
         let Certificate { incarnation, epoch, cause, .. } = certificate;
-        let notice = self.notice(worker, NoticeKind::Certificate, incarnation.clone(), *epoch);
+        let notification = self.notification(worker, NotificationKind::Certificate, incarnation.clone(), *epoch);
         let certificate = Some(Box::new(certificate.clone()));
-        self.notices.notifier.tell(Notice { cause: Some(cause.clone()), certificate, ..notice });
+        self.notifications.notifier.tell(Notification { cause: Some(cause.clone()), certificate, ..notification });
     }
 
-    fn notice(&self, worker: WorkerId, event: NoticeKind, incarnation: Incarnation, epoch: u64) -> Notice {
+    fn notification(
+        &self,
+        worker: WorkerId,
+        event: NotificationKind,
+        incarnation: Incarnation,
+        epoch: u64,
+    ) -> Notification {
         let config = &self.workers[worker].config;
-        Notice {
+        Notification {
             schema: SCHEMA,
             event,
             at: Timestamp::now(),

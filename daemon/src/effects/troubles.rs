@@ -24,11 +24,11 @@ pub struct Trouble {
 /// All that is wrong, by what it was met at, as `connection` or `bucket lastgasp_workers`. Cloning
 /// is cheap.
 #[derive(Debug, Clone, Default)]
-pub struct Standing {
+pub struct Troubles {
     troubles: Arc<Mutex<BTreeMap<String, Trouble>>>,
 }
 
-impl Standing {
+impl Troubles {
     /// Something is wrong with `what`. Said in the log once for each kind.
     pub fn bad(&self, what: &str, fault: Fault, detail: String, cost: &'static str) {
         let trouble = Trouble { fault, detail, cost };
@@ -67,13 +67,13 @@ mod tests {
 
     #[test]
     fn each_thing_is_well_or_has_the_trouble_said_last() {
-        let standing = Standing::default();
-        standing.bad("connection", Fault::Unreachable, "IO error".into(), NOTHING_WRITTEN);
-        standing.bad("connection", Fault::LoginRefused, "authorization violation".into(), NOTHING_WRITTEN);
-        standing.bad("lease", Fault::NoAnswer, "timed out".into(), "");
-        standing.good("lease");
-        standing.good("never bad");
-        let [(what, trouble)] = &standing.troubles()[..] else { panic!("one is left") };
+        let troubles = Troubles::default();
+        troubles.bad("connection", Fault::Unreachable, "IO error".into(), NOTHING_WRITTEN);
+        troubles.bad("connection", Fault::LoginRefused, "authorization violation".into(), NOTHING_WRITTEN);
+        troubles.bad("lease", Fault::NoAnswer, "timed out".into(), "");
+        troubles.good("lease");
+        troubles.good("never bad");
+        let [(what, trouble)] = &troubles.troubles()[..] else { panic!("one is left") };
         assert_eq!((what.as_str(), trouble.fault), ("connection", Fault::LoginRefused));
     }
 }

@@ -1,6 +1,6 @@
 //! What the daemon tells its sinks, as tests of one sink alone have to say it.
 
-use lastgasp::notify::{Lost, Notice, NoticeKind, Told};
+use lastgasp::notify::{BridgeReport, Lost, Notification, NotificationKind};
 use lastgasp_protocol::{Cause, CauseKind, Incarnation, Name, SCHEMA};
 use lastgasp_tests::process::GIVE_UP;
 use tokio::sync::mpsc;
@@ -20,8 +20,8 @@ pub(crate) fn lost(workers: &[&str], kind: CauseKind) -> Vec<Lost> {
 }
 
 /// A record of the worker stands.
-pub(crate) fn listed(worker: &str, event: NoticeKind, epoch: u64) -> Notice {
-    Notice {
+pub(crate) fn listed(worker: &str, event: NotificationKind, epoch: u64) -> Notification {
+    Notification {
         schema: SCHEMA,
         event,
         at: jiff::Timestamp::now(),
@@ -37,6 +37,6 @@ pub(crate) fn listed(worker: &str, event: NoticeKind, epoch: u64) -> Notice {
 }
 
 /// What a sink says next that it has done.
-pub(crate) async fn done(told: &mut mpsc::UnboundedReceiver<Told>) -> String {
+pub(crate) async fn done(told: &mut mpsc::UnboundedReceiver<BridgeReport>) -> String {
     tokio::time::timeout(GIVE_UP, told.recv()).await.expect("a report").expect("the sink runs").detail
 }

@@ -1,4 +1,4 @@
-//! The probes, and why one may be off.
+//! The programs, and why one may be off.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::btf::LookupError;
 /// A kernel program and the tracepoint it sits on.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Probe {
+pub enum KernelProgram {
     /// The whole thread group of a watched process exits.
     Exit,
     /// A fatal signal reaches a watched process.
@@ -33,8 +33,8 @@ pub enum Probe {
     TcpResetReceived,
 }
 
-impl Probe {
-    /// Every probe.
+impl KernelProgram {
+    /// Every program.
     pub const ALL: [Self; 10] = [
         Self::Exit,
         Self::SignalDeliver,
@@ -67,7 +67,7 @@ impl Probe {
 
     /// The program's name in the object and in the kernel.
     #[must_use]
-    pub const fn program(self) -> &'static str {
+    pub const fn function(self) -> &'static str {
         match self {
             Self::Exit => program::EXIT,
             Self::SignalDeliver => program::SIGNAL,
@@ -121,31 +121,31 @@ impl Probe {
     }
 }
 
-impl fmt::Display for Probe {
+impl fmt::Display for KernelProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// Whether a probe works, and if not, why.
+/// Whether a program works, and if not, why.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum ProbeState {
+pub enum ProgramState {
     /// It is attached.
     On,
     /// It is not; the others do their work without it.
     Off(OffReason),
 }
 
-impl ProbeState {
-    /// Whether the probe is attached.
+impl ProgramState {
+    /// Whether the program is attached.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         matches!(self, Self::On)
     }
 }
 
-/// Why a probe is off.
+/// Why a program is off.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum OffReason {

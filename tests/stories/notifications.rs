@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::{Json, Router};
 use lastgasp_protocol::WORKERS_BUCKET;
-use lastgasp_protocol::kv::{Bucket, Value as Stored};
+use lastgasp_protocol::kv::{Bucket, Content as Stored};
 use lastgasp_router::connections::{self, HANDSHAKE, Limits, UNREAD};
 use lastgasp_router::threads::Threads;
 use lastgasp_router::tls::acceptor;
@@ -152,7 +152,7 @@ async fn a_url_and_a_program_are_told_once_discovery_says_it_too() {
     );
     let (complete, ..) = receiver.next("certificate").await;
     assert_eq!(complete["certificate"]["routers_done"], 1);
-    scene.daemon.counts("lastgasp_notify_total{outcome=\"delivered\",sink=\"exec-1\"}", 2.0).await.unwrap();
+    scene.daemon.counts("lastgasp_notifications_total{outcome=\"delivered\",sink=\"exec-1\"}", 2.0).await.unwrap();
     let written = |event: &str| -> Value {
         serde_json::from_str(&std::fs::read_to_string(files.path().join(event)).unwrap()).unwrap()
     };
@@ -221,8 +221,8 @@ async fn a_url_by_https_is_told_if_its_certificate_is_trusted() {
 
     assert_eq!(receiver.next("withdrawn").await.0["worker"], "alpha");
     // To whom it may be that answers there, nothing is said.
-    scene.daemon.counts("lastgasp_notify_total{outcome=\"retried\",sink=\"webhook-1\"}", 1.0).await.unwrap();
-    let delivered = |sink| format!("lastgasp_notify_total{{outcome=\"delivered\",sink=\"{sink}\"}}");
+    scene.daemon.counts("lastgasp_notifications_total{outcome=\"retried\",sink=\"webhook-1\"}", 1.0).await.unwrap();
+    let delivered = |sink| format!("lastgasp_notifications_total{{outcome=\"delivered\",sink=\"{sink}\"}}");
     assert_eq!(scene.daemon.counted(&delivered("webhook-1")).await.unwrap(), 0.0);
     assert!(scene.daemon.counted(&delivered("webhook-0")).await.unwrap() >= 2.0);
 }
@@ -244,12 +244,12 @@ async fn a_receiver_that_was_down_is_told_when_it_is_up_and_once() {
     let mut scene = Scene::configured("required", &[], notifying(vec![only])).await;
     scene.engine("alpha").signal_core(Signal::SIGKILL);
     scene.discovery.removed("alpha").await.unwrap();
-    scene.daemon.counts("lastgasp_notify_total{outcome=\"retried\",sink=\"webhook-0\"}", 1.0).await.unwrap();
+    scene.daemon.counts("lastgasp_notifications_total{outcome=\"retried\",sink=\"webhook-0\"}", 1.0).await.unwrap();
 
     let receiver = Receiver::start(&place.to_string(), false).await;
 
     assert_eq!(receiver.next("withdrawn").await.0["worker"], "alpha");
-    scene.daemon.counts("lastgasp_notify_total{outcome=\"delivered\",sink=\"webhook-0\"}", 1.0).await.unwrap();
+    scene.daemon.counts("lastgasp_notifications_total{outcome=\"delivered\",sink=\"webhook-0\"}", 1.0).await.unwrap();
     scene.engine("beta").signal_core(Signal::SIGKILL);
     assert_eq!(receiver.next("withdrawn").await.0["worker"], "beta", "the first one came once");
 }
@@ -277,14 +277,14 @@ async fn what_is_refused_is_not_tried_again_and_is_said() {
     let mut wrong = webhook(receiver.address);
     wrong.insert("url".into(), format!("http://{}/no-such-hook", receiver.address).into());
     let scene = Scene::configured("required", &[], notifying(vec![wrong])).await;
-    scene.daemon.counts("lastgasp_notify_total{outcome=\"refused\",sink=\"webhook-0\"}", 2.0).await.unwrap();
+    scene.daemon.counts("lastgasp_notifications_total{outcome=\"refused\",sink=\"webhook-0\"}", 2.0).await.unwrap();
     let lost = |status: &Value| {
         let losses = status["losses"].as_array().unwrap();
         losses.iter().any(|loss| loss["hop"] == "notify" && loss["kind"] == "delivery" && loss["count"] == 2)
     };
     scene.daemon.status_when("the loss", lost).await.unwrap();
     assert_eq!(
-        scene.daemon.counted("lastgasp_notify_total{outcome=\"retried\",sink=\"webhook-0\"}").await.unwrap(),
+        scene.daemon.counted("lastgasp_notifications_total{outcome=\"retried\",sink=\"webhook-0\"}").await.unwrap(),
         0.0
     );
 }
