@@ -1,7 +1,7 @@
 //! Where a test may stop the daemon: after each thing that others can see.
 //!
 //! A debug build that is started with `LASTGASP_STOP_AFTER=<n>` kills itself at the n-th such
-//! point, as SIGKILL would: nothing is flushed and nothing is told. A release build has no such points.
+//! point, as SIGKILL would: nothing is flushed and nothing is sent. A release build has no such points.
 
 /// Something was carried out.
 #[cfg(debug_assertions)]

@@ -8,7 +8,7 @@ use caps::CapSet;
 use lastgasp_process::log::{self, Flush};
 use tracing_appender::non_blocking::NonBlocking;
 
-/// Lost lines that were told of.
+/// Lost lines that the log has mentioned.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// Starts the thread that writes the log. It holds no capability, whatever this process keeps: a thread has
@@ -28,7 +28,7 @@ pub fn start() -> io::Result<(NonBlocking, Flush)> {
     started.join().map_err(|_| io::Error::other("no thread for the log"))
 }
 
-/// An error and what caused it, as people are told of it.
+/// An error and what caused it, as people read it.
 #[must_use]
 pub fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))

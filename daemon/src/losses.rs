@@ -19,11 +19,11 @@ pub enum Loss {
     Record,
     /// An answer of a router that cannot be read.
     Answer,
-    /// A process that the kernel programs cannot be told to watch.
+    /// A process that the kernel programs could not be made to watch.
     WatchProcess,
-    /// A serving port that the kernel programs cannot be told to watch.
+    /// A serving port that the kernel programs could not be made to watch.
     WatchPort,
-    /// A supervisor whose signals the kernel programs cannot be told to watch.
+    /// A supervisor whose signals the kernel programs could not be made to watch.
     WatchSupervisor,
     /// Records of the kernel's log that were overwritten before they were read; how many is not known.
     KernelLog,

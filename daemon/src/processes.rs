@@ -593,19 +593,19 @@ mod tests {
         let sent = |signal, flags| Event { signal, flags, sender_tgid: 7, ..event(EventKind::SignalGenerate, 100, 7) };
         let mut kill = sent(9, EventFlags::GROUP_EXIT);
         kill.comm[..4].copy_from_slice(b"kill");
-        let told = |processes: &mut Processes, event: &Event| match processes.event(event) {
+        let sender_of = |processes: &mut Processes, event: &Event| match processes.event(event) {
             Some(Observation::Evidence(Evidence { kind: Kind::SignalSent { sender, .. }, .. })) => {
                 Some(sender.to_string())
             }
             _ => None,
         };
-        assert_eq!(told(&mut processes, &kill).as_deref(), Some("kill (pid 7)"));
+        assert_eq!(sender_of(&mut processes, &kill).as_deref(), Some("kill (pid 7)"));
         let itself = Event { sender_tgid: 100, ..sent(6, EventFlags::default()) };
-        assert_eq!(told(&mut processes, &itself).as_deref(), Some("itself"));
+        assert_eq!(sender_of(&mut processes, &itself).as_deref(), Some("itself"));
         let kernel = Event { sender_tgid: 0, ..sent(9, EventFlags::FROM_KERNEL) };
-        assert_eq!(told(&mut processes, &kernel).as_deref(), Some("the kernel"));
+        assert_eq!(sender_of(&mut processes, &kernel).as_deref(), Some("the kernel"));
         let handled = sent(10, EventFlags::default());
-        assert_eq!(told(&mut processes, &handled), None, "SIGUSR1 to one that handles it");
+        assert_eq!(sender_of(&mut processes, &handled), None, "SIGUSR1 to one that handles it");
     }
 
     #[test]

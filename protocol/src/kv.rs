@@ -122,7 +122,7 @@ pub enum Remark {
 }
 
 impl Remark {
-    /// Under which trouble it is told.
+    /// Under which trouble it is shown.
     #[must_use]
     pub const fn fault(self) -> Fault {
         match self {

@@ -142,7 +142,7 @@ pub struct Cause {
     /// Title or role of the process, such as `VLLM::EngineCore`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Who sent the signal, where the kernel told; with `commanded`, who asked for it.
+    /// Who sent the signal, where the kernel reported it; with `commanded`, who asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sender: Option<Sender>,
     /// With `commanded`: what was given as the reason.

@@ -6,7 +6,7 @@ use crate::bounds::{self, ContractError};
 use crate::record::to_json;
 use crate::{Cause, Incarnation, Name};
 
-/// What a router is told to do. They only escalate: a `move` follows every `drain`
+/// What a router is to do. They only escalate: a `move` follows every `drain`
 /// unless the worker is listed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

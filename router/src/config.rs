@@ -17,7 +17,7 @@ pub struct Config {
     pub wait_for_worker: Duration,
     /// A stream that is silent for so long has its worker probed.
     pub stall_timeout: Option<Duration>,
-    /// Clients are told which worker answers, that one is sought, and that the stream was moved.
+    /// Answers say which worker answers, that one is sought, and that the stream was moved.
     pub tell_clients: bool,
     /// Largest request body, in bytes.
     pub max_body: usize,

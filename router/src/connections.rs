@@ -59,7 +59,7 @@ fn tune(connection: &TcpStream, unread: Duration) {
     }
 }
 
-/// Answers requests on `threads`, over TLS where there is an acceptor, until told to stop; those that are
+/// Answers requests on `threads`, over TLS where there is an acceptor, until asked to stop; those that are
 /// under way then go on to their ends.
 pub async fn serve(
     listener: TcpListener,

@@ -81,7 +81,7 @@ impl ApiError {
         }
     }
 
-    /// The body is larger than the router was told to accept.
+    /// The body is larger than the router is set to accept.
     #[must_use]
     pub fn too_large(limit: usize) -> Self {
         Self {

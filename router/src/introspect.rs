@@ -75,13 +75,13 @@ mod tests {
         const WORKERS: usize = 200;
         let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let answered = watch::Sender::new(0);
-        let (peak, told) = (Arc::clone(&most), answered.clone());
+        let (peak, count) = (Arc::clone(&most), answered.clone());
         let answer = async move || {
             peak.fetch_max(under_way.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
             // This clock goes on only when whoever would ask has asked.
             tokio::time::sleep(Duration::from_secs(1)).await;
             under_way.fetch_sub(1, Ordering::Relaxed);
-            told.send_modify(|answered| *answered += 1);
+            count.send_modify(|answered| *answered += 1);
             Json(json!({ "data": [] }))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -83,16 +83,16 @@ mod tests {
     #[tokio::test]
     async fn a_task_goes_to_the_thread_that_has_the_fewest() {
         let threads = Threads::start(["a", "b"]).unwrap();
-        let (told, mut telling) = mpsc::unbounded_channel();
+        let (served_by, mut telling) = mpsc::unbounded_channel();
         let mut ends: Vec<_> = (0..4)
             .map(|_| {
                 let (end, ended) = oneshot::channel::<()>();
-                let told = told.clone();
+                let served_by = served_by.clone();
                 threads.spawn(async move |served| {
-                    told.send((served, std::thread::current().name().map(str::to_owned))).unwrap();
+                    served_by.send((served, std::thread::current().name().map(str::to_owned))).unwrap();
                     _ = ended.await;
                     // Until it is gone, it counts.
-                    told.send((served, None)).unwrap();
+                    served_by.send((served, None)).unwrap();
                 });
                 end
             })
@@ -112,7 +112,7 @@ mod tests {
         while threads.each.iter().map(|thread| thread.runtime.metrics().num_alive_tasks()).sum::<usize>() > 3 {
             tokio::task::yield_now().await;
         }
-        threads.spawn(async move |served| drop(told.send((served, None))));
+        threads.spawn(async move |served| drop(served_by.send((served, None))));
         assert_eq!(telling.recv().await.unwrap().0, freed);
     }
 

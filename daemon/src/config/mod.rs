@@ -56,9 +56,9 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// Which processes may declare themselves workers.
     pub declare: DeclareConfig,
-    /// Who is told of workers, beside NATS.
+    /// Sinks that are notified of workers, beside NATS.
     pub notify: Vec<NotifyConfig>,
-    /// Infera's routers and discovery are told too.
+    /// Infera's routers and discovery are notified too.
     pub infera: Vec<InferaConfig>,
     /// Dynamo's discovery is changed too.
     pub dynamo: Vec<DynamoConfig>,
@@ -215,7 +215,7 @@ pub struct WebhookConfig {
     pub tls_ca: Option<PathBuf>,
 }
 
-/// One Infera that is told.
+/// One Infera that is notified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InferaConfig {
     /// Kind and place in the list, as `infera-0`: for logs.

@@ -19,7 +19,7 @@ const KINDS: [(&str, &[&str]); 4] = [
     ("dynamo", &["backend", "etcd.url", "folder"]),
 ];
 
-/// Who is told, by kind.
+/// The sinks, by kind.
 #[derive(Default)]
 pub(super) struct Sinks {
     pub(super) notify: Vec<NotifyConfig>,

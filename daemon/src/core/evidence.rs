@@ -57,7 +57,7 @@ pub enum Exit {
         /// A core was dumped.
         core: bool,
     },
-    /// It is gone, and nobody who may tell how has told.
+    /// It is gone, and no source has said how.
     Unknown,
 }
 
@@ -306,6 +306,6 @@ pub struct Evidence {
     pub root: ProcessId,
     /// What was seen.
     pub kind: Kind,
-    /// When it happened, by the kernel's clock where the kernel told.
+    /// When it happened, by the kernel's clock where the kernel reported it.
     pub at: Nanos,
 }

@@ -54,7 +54,7 @@ impl Flaps {
         }
     }
 
-    /// Whether people have not been told of this hold-down yet.
+    /// Whether no note of this hold-down has been written yet.
     pub(super) fn is_news(&mut self, until: Nanos) -> bool {
         self.said.replace(until) != Some(until)
     }

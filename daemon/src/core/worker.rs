@@ -443,7 +443,7 @@ impl Worker {
         let was_listed = std::mem::take(&mut life.listed);
         life.cause = Some(cause.clone());
         self.flaps.lost(now);
-        // A worker that was handed over has lost its record before; its last streams are told all the same.
+        // A worker that was handed over has lost its record before; its last streams are signalled all the same.
         if was_listed || from == State::Draining {
             let listing = life.listing(self.id);
             if was_listed {

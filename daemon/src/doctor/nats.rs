@@ -55,7 +55,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// What is odd about the files of the login. What is wrong with them ends the connection, and is told
+/// What is odd about the files of the login. What is wrong with them ends the connection, and is shown
 /// there.
 fn login(config: &Config) -> Vec<Finding> {
     let warnings = config.nats.login.read().map(|read| read.warnings).unwrap_or_default();

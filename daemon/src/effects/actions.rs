@@ -105,7 +105,7 @@ pub struct ActionReport {
 pub fn signal(act: Act, processes: &[(ProcessId, String)], spared: &HashSet<ProcessId>) -> Vec<ActionReport> {
     let mut victims: BTreeMap<ProcessId, String> = processes.iter().cloned().collect();
     if matches!(act, Act::Reap | Act::KillTree) {
-        // Without kernel events nobody has told of children that were born since the last look.
+        // Without kernel events no source reports children that were born since the last look.
         for (process, _) in processes {
             for info in proc::descendants(*process) {
                 victims.entry(info.id).or_insert(info.comm);

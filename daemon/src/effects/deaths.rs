@@ -24,7 +24,7 @@ use crate::sensors::proc;
 
 /// Moments before the verdict that a certificate begins with.
 const TRAIL: usize = 32;
-/// How long a signal to a worker that seems well is remembered. What a check said is told some time after
+/// How long a signal to a worker that seems well is remembered. What a check said arrives some time after
 /// it was asked for, and on a busy machine after the signal that came in between.
 const SIGNAL_REMEMBERED: Duration = Duration::from_secs(5);
 /// Moments in one certificate.
@@ -62,7 +62,7 @@ struct Entry {
     kind: MomentKind,
     what: &'static str,
     detail: String,
-    /// How often; more than once for what is told together.
+    /// How often; more than once for what is reported together.
     count: u64,
 }
 
@@ -201,14 +201,14 @@ impl Deaths {
             Some(draft) => draft.entries.iter_mut().find(same),
             None => self.trails.get_mut(&worker).and_then(|trail| trail.iter_mut().find(same)),
         };
-        let told = |count: u64| format!("{sort}: {count}, the last with {peer}");
+        let says = |count: u64| format!("{sort}: {count}, the last with {peer}");
         match known {
             Some(entry) => {
                 entry.count += count;
-                (entry.at, entry.detail) = (at, told(entry.count));
+                (entry.at, entry.detail) = (at, says(entry.count));
             }
             None => {
-                let entry = Entry { count: *count, ..Entry::new(at, MomentKind::Evidence, what, told(*count)) };
+                let entry = Entry { count: *count, ..Entry::new(at, MomentKind::Evidence, what, says(*count)) };
                 self.push(worker, None, entry);
             }
         }
@@ -602,8 +602,8 @@ mod tests {
         }
         deaths.moment_of(worker, Some(&former), MomentKind::Effect, "dynamo", String::new(), at(1));
         let settled = deaths.settled(0, |_, _| false, at(1_000_000));
-        let told =
+        let closed =
             settled.iter().map(|one| (&one.incarnation, one.timeline.iter().any(|moment| moment.what == "dynamo")));
-        assert_eq!(told.collect::<Vec<_>>(), [(&former, true), (&present, false)]);
+        assert_eq!(closed.collect::<Vec<_>>(), [(&former, true), (&present, false)]);
     }
 }

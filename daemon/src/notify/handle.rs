@@ -1,4 +1,4 @@
-//! The end of a sink that the notifier holds: one task takes what it is told, in order.
+//! The end of a sink that the notifier holds: one task takes its commands in order.
 
 use std::fmt;
 
@@ -32,11 +32,11 @@ impl<Command> Handle<Command> {
 
     /// `false`: there was no room, which is counted.
     pub(super) fn tell(&self, command: Command) -> bool {
-        let told = self.commands.try_send(command).is_ok();
-        if !told {
+        let sent = self.commands.try_send(command).is_ok();
+        if !sent {
             tracing::error!(sink = self.name, "notification lost: the sink's queue is full");
             self.metrics.lose(Loss::NotificationQueue, 1);
         }
-        told
+        sent
     }
 }

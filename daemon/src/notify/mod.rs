@@ -1,6 +1,6 @@
 //! Notifications to what does not read NATS: a load balancer, a router of another make, a pager.
 //!
-//! What is told is what discovery says by then: a record that stands, or that is gone, acknowledged
+//! A notification says what discovery says by then: a record that stands, or that is gone, acknowledged
 //! by the server. The supervisor only puts a notification into a queue that has a bound. Everything else
 //! happens on the side thread: one lane per sink and place, a time limit, retries with growing
 //! pauses. A notification that cannot be delivered is counted and said, and holds up nobody but the
@@ -192,8 +192,8 @@ pub struct Notifier {
     inferas: Vec<Infera>,
     dynamos: Vec<Dynamo>,
     metrics: Metrics,
-    /// What was told of the listing of each worker, so that a renewal is no news.
-    told: HashMap<Name, (Incarnation, u64, NotificationKind)>,
+    /// What the last notification said of the listing of each worker, so that a renewal is no news.
+    said: HashMap<Name, (Incarnation, u64, NotificationKind)>,
 }
 
 #[derive(Debug)]
@@ -222,7 +222,7 @@ impl Notifier {
             let lanes = (0..config.concurrency).map(lane).collect();
             Sink { config, lanes }
         });
-        Self { sinks: sinks.collect(), inferas, dynamos, metrics: metrics.clone(), told: HashMap::new() }
+        Self { sinks: sinks.collect(), inferas, dynamos, metrics: metrics.clone(), said: HashMap::new() }
     }
 
     /// Whether there is anybody to tell.
@@ -231,7 +231,7 @@ impl Notifier {
         self.sinks.is_empty() && self.inferas.is_empty() && self.dynamos.is_empty()
     }
 
-    /// Whether an Infera is told, which says what it did.
+    /// Whether there is an Infera, which reports what it did.
     #[must_use]
     pub const fn reports(&self) -> bool {
         !self.inferas.is_empty()
@@ -256,7 +256,7 @@ impl Notifier {
 
     /// A worker will not be heard of again.
     pub fn forget(&mut self, worker: &Name) {
-        self.told.remove(worker);
+        self.said.remove(worker);
         self.tell_inferas(&infera::InferaCommand::Forget(worker.clone()));
         self.tell_dynamos(&dynamo::DynamoCommand::Forget(worker.clone()));
     }
@@ -305,10 +305,10 @@ impl Notifier {
     fn put(&mut self, notification: Notification, is_present: bool) {
         match notification.event {
             NotificationKind::Certificate => {}
-            NotificationKind::Withdrawn => _ = self.told.remove(&notification.worker),
+            NotificationKind::Withdrawn => _ = self.said.remove(&notification.worker),
             listed => {
                 let news = (notification.incarnation.clone(), notification.epoch, listed);
-                if self.told.insert(notification.worker.clone(), news.clone()) == Some(news) {
+                if self.said.insert(notification.worker.clone(), news.clone()) == Some(news) {
                     return;
                 }
                 let worker = notification.worker.clone();
@@ -332,7 +332,7 @@ impl Notifier {
             if !config.on.contains(&notification.event) {
                 continue;
             }
-            // What is told of one worker stays in order.
+            // Notifications of one worker stay in order.
             let mut hasher = DefaultHasher::new();
             notification.worker.hash(&mut hasher);
             let lane = usize::try_from(hasher.finish() % lanes.len() as u64).unwrap_or_default();
@@ -512,13 +512,13 @@ mod tests {
     #[tokio::test]
     async fn a_record_that_was_overtaken_changes_nothing_in_dynamos_discovery() {
         let metrics = Metrics::new();
-        let (handle, mut told) = handle::Handle::new("dynamo-0", 1, &metrics);
+        let (handle, mut commands) = handle::Handle::new("dynamo-0", 1, &metrics);
         let side = tokio::runtime::Handle::current();
         let mut notifier = Notifier::start(&[], Vec::new(), vec![Dynamo(handle)], &side, &metrics);
         notifier.tell_overtaken(notification("a", NotificationKind::Serving));
         notifier.tell_overtaken(notification("a", NotificationKind::Draining));
         notifier.tell(Notification { epoch: 2, ..notification("a", NotificationKind::Serving) });
-        assert!(matches!(told.recv().await, Some(dynamo::DynamoCommand::Serves(_))));
-        assert!(told.try_recv().is_err());
+        assert!(matches!(commands.recv().await, Some(dynamo::DynamoCommand::Serves(_))));
+        assert!(commands.try_recv().is_err());
     }
 }

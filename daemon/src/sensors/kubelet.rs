@@ -123,10 +123,10 @@ async fn get(config: &KubeletConfig) -> Result<Vec<u8>, String> {
         let token = token.map_err(|error| format!("token_file {}: {error}", file.display()))?;
         request = request.bearer_auth(token.trim());
     }
-    let told = |error: reqwest::Error| with_cause(&error.without_url());
-    let mut response = request.send().await.and_then(reqwest::Response::error_for_status).map_err(told)?;
+    let said = |error: reqwest::Error| with_cause(&error.without_url());
+    let mut response = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
     let mut answer = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(told)? {
+    while let Some(chunk) = response.chunk().await.map_err(said)? {
         if answer.len() + chunk.len() > MAX_ANSWER {
             return Err(format!("the answer is longer than {MAX_ANSWER} bytes"));
         }

@@ -81,11 +81,11 @@ impl PidFd {
     /// How it ended. The kernel tells everyone from 6.15 on, but promises it only after the reap;
     /// `/proc/PID/stat` tells those who may trace the process, but only before the reap.
     fn exit(&self) -> Exit {
-        let told = || sys::pidfd_wait_status(self.fd.get_ref().as_fd()).ok().flatten();
-        told()
+        let status = || sys::pidfd_wait_status(self.fd.get_ref().as_fd()).ok().flatten();
+        status()
             .or_else(|| proc::zombie_wait_status(self.process))
             // It may have been reaped between the two questions.
-            .or_else(told)
+            .or_else(status)
             .map_or(Exit::Unknown, Exit::from_wait_status)
     }
 }
@@ -151,8 +151,8 @@ mod tests {
         assert_eq!(soon(pidfd.exited()).await, Exit::Signal { signal: libc::SIGKILL, core: false });
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         // Afterwards only the kernel can tell, from 6.15 on.
-        let told = sys::pidfd_wait_status(pidfd.fd.get_ref().as_fd()).is_ok();
-        let exit = if told { Exit::Signal { signal: libc::SIGKILL, core: false } } else { Exit::Unknown };
+        let has_status = sys::pidfd_wait_status(pidfd.fd.get_ref().as_fd()).is_ok();
+        let exit = if has_status { Exit::Signal { signal: libc::SIGKILL, core: false } } else { Exit::Unknown };
         assert_eq!(soon(pidfd.exited()).await, exit);
     }
 

@@ -74,7 +74,7 @@ impl proto::status_server::Status for StatusService {
     }
 }
 
-/// A reader that is too slow is told so in the place where the events would have been.
+/// A reader that is too slow sees so in the place where the events would have been.
 fn missed_events(missed: u64) -> Event {
     Event {
         at: render::now(),

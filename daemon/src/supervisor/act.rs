@@ -1,5 +1,5 @@
 //! What is done about the processes of a worker that was lost, after the record is withdrawn and
-//! the routers are told: never in `mode = "observe"`, and not to a worker that has come back.
+//! the routers are signalled: never in `mode = "observe"`, and not to a worker that has come back.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

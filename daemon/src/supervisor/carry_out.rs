@@ -38,7 +38,7 @@ pub(super) struct Outgoing {
 impl Supervisor {
     /// Does what the core wants. `evidence_at` is when the evidence behind it was seen.
     ///
-    /// Records and signals go first, and everything that is only told to people waits until they
+    /// Records and signals go first, and everything that only people read waits until they
     /// have left: see [`Supervisor::tell_people`].
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>, evidence_at: Nanos) {
         let changes = self.config.mode == RunMode::Enforce;
@@ -80,7 +80,7 @@ impl Supervisor {
                 | Effect::Held { .. }
                 | Effect::HeldDown { .. }) => {
                     if let Effect::Changed { worker, to: State::Lost | State::Left, cause, .. } = &note {
-                        // Now: its successor may be there by the time that people are told.
+                        // Now: its successor may be there by the time that people read of it.
                         self.leaves_dynamo(*worker, cause.as_ref());
                     }
                     self.due_notes.push((note, proc::monotonic_now()));
@@ -147,7 +147,7 @@ impl Supervisor {
             (State::Left | State::Lost, Some(cause)) => {
                 self.metrics.deaths.with_label_values(&[cause.kind.as_str()]).inc();
                 if from == State::Starting {
-                    // Nothing was listed and nobody is told, but its death has a certificate.
+                    // Nothing was listed and no router is signalled, but its death has a certificate.
                     if let Some(root) = self.processes.root(worker) {
                         let incarnation =
                             lastgasp_protocol::Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);

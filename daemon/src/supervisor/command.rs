@@ -113,7 +113,7 @@ impl Supervisor {
         }
     }
 
-    /// An earlier daemon was told to take it out of service, and its tombstone says so.
+    /// An operator had an earlier daemon take it out of service, and its tombstone says so.
     pub(super) fn still_out_of_service(
         &mut self,
         worker: WorkerId,

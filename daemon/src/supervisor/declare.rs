@@ -26,11 +26,11 @@ use super::{Message, Supervisor, start};
 const MAX_DECLARED: usize = 256;
 /// Of them, in one container or cgroup: no container can take all places.
 const MAX_IN_ONE_PLACE: usize = 32;
-/// Refusals that are told in a minute: of those who may not declare anything, and as many of others, whom
+/// Refusals that are logged in a minute: of those who may not declare anything, and as many of others, whom
 /// the first cannot drown out. All are counted.
 const MAX_LOGGED: usize = 30;
 /// Processes of nobody's that are looked at in a second because they have called exec. Of more, as in
-/// a storm of short-lived ones, nothing is told, and all processes are looked through instead.
+/// a storm of short-lived ones, none is reported, and all processes are looked through instead.
 const STRANGERS: u16 = 128;
 /// How long a declared worker whose life is over is kept at the least, so that what is still alive
 /// of it was looked for.
@@ -61,9 +61,9 @@ pub(super) struct Declarations {
     looked_at: Option<Nanos>,
     /// Processes that have called exec and were not looked at yet.
     strangers: Vec<u32>,
-    /// More have called exec than were told.
+    /// More have called exec than the kernel reported.
     strangers_missed: bool,
-    /// Refusals that were told, so that each is told once.
+    /// Refusals that were logged, so that each is logged once.
     refused: HashMap<(Origin, String), Refusal>,
     logged: RefusalRate,
     hidden_logged: bool,
@@ -96,13 +96,13 @@ impl Declarations {
         self.open.contains(&process)
     }
 
-    /// The kernel told of one; [`Supervisor::look_at_strangers`] follows.
+    /// The kernel reported one; [`Supervisor::look_at_strangers`] follows.
     pub(super) fn stranger_executed(&mut self, tgid: u32) {
         self.strangers.push(tgid);
     }
 }
 
-/// When refusals were told in the last minute.
+/// When refusals were logged in the last minute.
 #[derive(Default)]
 struct RefusalRate {
     /// Of those who may not declare anything.
@@ -358,7 +358,7 @@ impl Supervisor {
     }
 
     /// Forgets declared workers whose life is over, once nothing of them is alive and everybody was
-    /// told. A worker of the configuration stays.
+    /// notified. A worker of the configuration stays.
     pub(super) fn forget_workers(&mut self) {
         let now = proc::monotonic_now();
         let forgettable = |(worker, slot): &(WorkerId, &super::WorkerSlot)| {

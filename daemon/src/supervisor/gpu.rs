@@ -3,7 +3,7 @@
 //! A line that names a process is about that process. One that names only the GPU is about whoever
 //! has its device file open: of a single worker it is that worker's; where several have it open, it is
 //! not known whose work failed, and each of them is asked. A GPU that nobody holds, or that cannot be
-//! found, is the node's matter: people are told, and no verdict follows.
+//! found, is the node's matter: a note says so, and no verdict follows.
 
 use crate::core::{Evidence, GpuPolicy, Kind, Nanos, ProcessId, WorkerId};
 use crate::sensors::gpus::{PciAddress, Roots};
@@ -53,7 +53,7 @@ impl Supervisor {
         });
     }
 
-    /// It was looked who holds the GPU; `None`: that cannot be told, and it may be anybody.
+    /// It was looked who holds the GPU; `None`: that cannot be seen, and it may be anybody.
     pub(super) fn gpu_held(&mut self, fault: &Fault, holders: Option<Vec<(WorkerId, ProcessId)>>) {
         let Fault { fault, policy, at } = fault;
         let (concerned, known) = match holders {

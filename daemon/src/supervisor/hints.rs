@@ -23,7 +23,7 @@ pub(super) const LOG_LAG: Duration = Duration::from_secs(60);
 const NO_SUPERVISORS: [&str; 10] =
     ["containerd-shim", "conmon", "runc", "crun", "dockerd", "kubelet", "systemd", "init", "sshd", "lastgasp"];
 
-/// A reset of the serving port, as the kernel told it.
+/// A reset of the serving port, as the kernel reported it.
 pub(super) struct Reset {
     pub(super) worker: WorkerId,
     pub(super) root: ProcessId,

@@ -62,7 +62,7 @@ pub use start::{RunError, RunOptions, run};
 /// How often the ring buffer is read without a wake-up, losses are counted, workers without a
 /// process are looked for, and status is published.
 const TICK: Duration = Duration::from_secs(1);
-/// How long after a change the status is published: what comes together is told together.
+/// How long after a change the status is published: what comes together is published together.
 const SETTLE_STATUS: Duration = Duration::from_millis(20);
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
@@ -139,7 +139,7 @@ enum Message {
     Inherited(Box<adopt::Inherited>),
     /// Something was done about the processes of a life that was lost, known by its root.
     Acted(WorkerId, ProcessId, Vec<ActionReport>),
-    /// An Infera or a Dynamo was told of a worker.
+    /// A bridge reports what it did about a worker.
     Bridge(BridgeReport),
     /// Declarations were looked for.
     Declared(declare::ClaimsLook),
@@ -187,7 +187,7 @@ struct Supervisor {
     health_tx: mpsc::UnboundedSender<Evidence>,
     /// What this turn of the loop decided, sent together at its end.
     outgoing: Vec<carry_out::Outgoing>,
-    /// What people are told once that has left, with the time of each decision.
+    /// Notes that are written once that has left, with the time of each decision.
     due_notes: Vec<(Effect, Nanos)>,
     observations: Vec<Observation>,
     /// Critical processes that have no pidfd.
@@ -381,7 +381,7 @@ impl Supervisor {
             Kind::ProbeAnswered => self.workers[*worker].stuck.clear(),
             Kind::Serving { .. } => {
                 self.workers[*worker].stuck.clear();
-                // All of its processes are there now, and nobody has told of those that came since the last look.
+                // All of its processes are there now, and no event has named those that came since the last look.
                 if self.programs.is_none() {
                     self.rescan = true;
                     self.scan_if_wanted();
@@ -585,6 +585,6 @@ async fn ring_readable(events: Option<&Events>) -> bool {
     }
 }
 
-/// Where the workers' bucket is told to registrars: once it is open, the node's name is ours, and what an
+/// Where the workers' bucket is passed to registrars: once it is open, the node's name is ours, and what an
 /// earlier daemon left there was seen to.
 type WorkersBucket = watch::Sender<Option<Bucket>>;

@@ -1,4 +1,4 @@
-//! What those are told who do not read NATS, and when: once discovery says it too.
+//! What is sent to those who do not read NATS, and when: once discovery says it too.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::sensors::proc;
 
 use super::Supervisor;
 
-/// The notifier, and what it is not told yet.
+/// The notifier, and what it has yet to send.
 pub(super) struct Notifications {
     notifier: Notifier,
-    /// Withdrawals that are acknowledged, each with the certificate of its cause: they are told of
+    /// Withdrawals that are acknowledged, each with the certificate of its cause: they are sent
     /// once all withdrawals of that cause are. A reader that moves work off one of them must not
     /// move it to the next.
     held: Vec<Held>,
-    /// Lives of which an Infera or a Dynamo is being told, once for each; their certificates say what
+    /// Lives of which a bridge is being notified, once for each; their certificates say what
     /// came of it.
     telling: Vec<(System, WorkerId, Incarnation)>,
     /// Lives that were lost in this turn of the loop.
@@ -30,7 +30,7 @@ pub(super) struct Notifications {
     spared: Vec<Spared>,
 }
 
-/// A withdrawal that is not told of yet.
+/// A withdrawal of which no notification was sent yet.
 struct Held {
     /// The certificate of its cause.
     death: Option<String>,
@@ -73,7 +73,7 @@ impl Notifications {
     /// A worker will not be heard of again.
     pub(super) fn forget(&mut self, worker: WorkerId, name: &Name) {
         self.notifier.forget(name);
-        self.telling.retain(|(_, told, _)| *told != worker);
+        self.telling.retain(|(_, of, _)| *of != worker);
         self.spared.retain(|spared| spared.worker != worker);
     }
 
@@ -82,16 +82,16 @@ impl Notifications {
         self.notifier.recovers(worker);
     }
 
-    /// Of this life an Infera or a Dynamo is being told.
+    /// Of this life a bridge is being notified.
     pub(super) fn is_telling(
         telling: &[(System, WorkerId, Incarnation)],
         worker: WorkerId,
         incarnation: &Incarnation,
     ) -> bool {
-        telling.iter().any(|(_, told, life)| *told == worker && life == incarnation)
+        telling.iter().any(|(_, of, life)| *of == worker && life == incarnation)
     }
 
-    /// The lives of which an Infera or a Dynamo is being told.
+    /// The lives of which a bridge is being notified.
     pub(super) fn telling(&self) -> &[(System, WorkerId, Incarnation)] {
         &self.telling
     }
@@ -187,11 +187,11 @@ impl Supervisor {
         // Who was asked to leave ends its streams by itself, and has a window of its own for that.
         let leaves_by_itself = |lost: &&Lost| lost.cause.as_ref().is_some_and(|it| it.kind == CauseKind::Terminated);
         let leaving: Vec<Lost> = of(Mode::Handover).filter(|lost| !leaves_by_itself(lost)).cloned().collect();
-        let told = |all: &[Lost], tell: &dyn Fn(&[Lost]) -> usize| if all.is_empty() { 0 } else { tell(all) };
+        let notified = |all: &[Lost], tell: &dyn Fn(&[Lost]) -> usize| if all.is_empty() { 0 } else { tell(all) };
         let notifier = &self.notifications.notifier;
         let reports = [
-            (told(&leaving, &|all| notifier.hands_over(all)), leaving),
-            (told(&lost, &|all| notifier.lost(all)), lost),
+            (notified(&leaving, &|all| notifier.hands_over(all)), leaving),
+            (notified(&lost, &|all| notifier.lost(all)), lost),
         ];
         for (reports, all) in reports {
             for Lost { worker, incarnation, cause: _ } in all {
@@ -243,7 +243,7 @@ impl Supervisor {
     /// is nothing to wait for, and a companion that outlives it would say so to its router.
     pub(super) fn is_spared(&mut self, worker: WorkerId, cause: Option<&Cause>, aftermath: Aftermath) -> bool {
         let is_leaving =
-            |(system, told, _): &(System, WorkerId, Incarnation)| (*system, *told) == (System::Dynamo, worker);
+            |(system, of, _): &(System, WorkerId, Incarnation)| (*system, *of) == (System::Dynamo, worker);
         if cause.is_some_and(|cause| is_death(cause.kind)) || !self.notifications.telling.iter().any(is_leaving) {
             return false;
         }
@@ -280,7 +280,7 @@ impl Supervisor {
         }
     }
 
-    /// An Infera or a Dynamo was told.
+    /// A bridge reports what it did.
     pub(super) fn bridge_reported(&mut self, report: BridgeReport) {
         let BridgeReport { system, worker: name, lost, detail } = report;
         let Some(worker) = self.workers.named(&name) else { return };
@@ -290,7 +290,7 @@ impl Supervisor {
         if let Some(incarnation) = lost {
             let telling = &mut self.notifications.telling;
             let one = (system, worker, incarnation);
-            if let Some(place) = telling.iter().position(|told| *told == one) {
+            if let Some(place) = telling.iter().position(|open| *open == one) {
                 telling.swap_remove(place);
             }
             if system == System::Dynamo && !self.notifications.telling.contains(&one) {

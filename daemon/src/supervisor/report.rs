@@ -1,4 +1,4 @@
-//! What people and programs are told: status, events, metrics, certificates, the ready file.
+//! What people and programs read: status, events, metrics, certificates, the ready file.
 
 use std::io::Write as _;
 use std::net::SocketAddr;

@@ -219,7 +219,7 @@ impl Supervisor {
         self.settle_ready();
     }
 
-    /// Who else has this process for a root. A death would be told of one of them only.
+    /// Who else has this process for a root. A death would be reported of one of them only.
     fn holder(&self, worker: WorkerId, root: ProcessId) -> Option<&Name> {
         let mut others = self.workers.iter().filter(|(other, _)| *other != worker);
         others.find(|(other, _)| self.processes.root(*other) == Some(root)).map(|(_, slot)| &slot.config.name)
@@ -259,7 +259,7 @@ impl Supervisor {
         let incarnation = Incarnation::of_process(&self.boot_id, root.tgid, root.start_ticks);
         let incarnation_text = incarnation.to_string();
         let now = proc::monotonic_now();
-        // What comes before the beginning is the end of a life that nobody has told of. What follows that end is
+        // What comes before the beginning is the end of a life that no event has reported. What follows that end is
         // done to its own processes, so these are still the worker's then.
         let mut ended = self.core.found(worker, root, incarnation, now);
         let begun = ended.pop();
@@ -290,7 +290,7 @@ impl Supervisor {
         slot.commanded.clear();
         slot.taken_back = false;
         slot.former = former.into_iter().filter(|id| proc::is_alive(*id)).collect();
-        // Dropped first: the health of the former life must not be told of this one.
+        // Dropped first: the health of the former life must not be taken for that of this one.
         slot.health = None;
         slot.incarnation = incarnation_text;
         self.carry_out(begun.into_iter().collect(), now);
@@ -396,7 +396,7 @@ fn look(look: Look, finder: &Finder) -> Option<Sighting> {
         },
         Look::ForOrphans(worker, processes) => {
             let alive = |id: ProcessId| tree::describe(id.tgid).filter(|info| info.id == id);
-            // Without kernel events nobody has told of the children of orphans.
+            // Without kernel events no event reports the children of orphans.
             let born_since = processes.iter().flat_map(|id| tree::descendants(*id));
             let all: BTreeMap<ProcessId, ProcessInfo> =
                 processes.iter().filter_map(|id| alive(*id)).chain(born_since).map(|info| (info.id, info)).collect();

@@ -2,9 +2,9 @@
 //! processes.
 //!
 //! Everything is seen by pidfd, from a process namespace that the pod's containers share. When the
-//! engine is lost, its worker is withdrawn and routers are told as ever; then the sidecar ends, so
+//! engine is lost, its worker is withdrawn and routers are signalled as ever; then the sidecar ends, so
 //! that kubelet starts it again, and it waits for the next engine. It does not watch on: whoever
-//! restarts a pod's containers is told by exit codes, and by nothing else.
+//! restarts a pod's containers learns that from exit codes, and from nothing else.
 
 use std::time::Duration;
 
@@ -133,8 +133,8 @@ impl Supervisor {
         let over = matches!(state, Some(State::Lost | State::Left));
         // One that is handed over lives on and may come back; only who was asked to end goes by then.
         let done = sidecar.withdrawn && !slot.withdrawing && !serves && (over || sidecar.asked);
-        let told = !over || !self.deaths.is_open(worker);
-        if !done || !told || self.is_acting_on(worker) || !self.publications.is_empty() {
+        let is_written = !over || !self.deaths.is_open(worker);
+        if !done || !is_written || self.is_acting_on(worker) || !self.publications.is_empty() {
             return None;
         }
         Some(if sidecar.asked { Ok(()) } else { Err(RunError::EngineLost(slot.reason.clone())) })

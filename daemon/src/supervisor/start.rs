@@ -370,7 +370,7 @@ async fn main(
     supervisor.run(inputs, shutdown).await
 }
 
-/// One task for each Infera that is told; in observe mode nothing is told, nor heard.
+/// One task for each Infera; in observe mode it sends nothing and receives nothing.
 fn inferas(
     config: &Config,
     side: &tokio::runtime::Handle,

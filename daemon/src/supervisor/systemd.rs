@@ -1,4 +1,4 @@
-//! What systemd is told (sd_notify(3)): ready, alive, stopping. Nothing, where nobody asks for it by
+//! What systemd hears (sd_notify(3)): ready, alive, stopping. Nothing, where nobody asks for it by
 //! `NOTIFY_SOCKET`.
 
 use sd_notify::NotifyState;

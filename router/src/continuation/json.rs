@@ -69,7 +69,7 @@ impl<'a> Object<'a> {
     }
 
     /// Appends the object as JSON, without spaces between members; `value` appends the value of each, of which it
-    /// is told the key and the text.
+    /// gets the key and the text.
     pub(crate) fn write_by(&self, out: &mut Vec<u8>, value: impl Fn(&str, &str, &mut Vec<u8>)) {
         out.push(b'{');
         for (at, (key, text)) in self.members.iter().enumerate() {

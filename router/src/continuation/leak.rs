@@ -16,7 +16,7 @@ pub(crate) enum LeakCheck<'a> {
     Clean,
     /// The prompt again, then the continuation.
     Leak(&'a str),
-    /// Perhaps a leak, and it cannot be told where it ends.
+    /// Perhaps a leak, and its end cannot be seen.
     Unclear,
 }
 

@@ -13,7 +13,7 @@ use super::unmovable::Unmovable;
 pub struct Target {
     /// Its engine.
     pub engine: Engine,
-    /// `max_model_len` of its `/v1/models`, in tokens, if it was told.
+    /// `max_model_len` of its `/v1/models`, in tokens, if it is known.
     pub max_model_len: Option<u64>,
     /// Its chat endpoint takes ids for its prompt, in `kv_transfer_params.prompt_token_ids`: vLLM's Python
     /// frontend does, the Rust one ignores them and would begin again (both 0.32.0, measured).
@@ -75,8 +75,8 @@ pub(crate) struct Plan<'a> {
 /// The ids that a prompt consists of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PromptIds<'a> {
-    /// An engine told them.
-    Told(&'a [u32]),
+    /// An engine gave them.
+    Given(&'a [u32]),
     /// They stand in the request: as text, and how many.
     Asked(&'a str, usize),
 }
@@ -84,7 +84,7 @@ pub(crate) enum PromptIds<'a> {
 impl PromptIds<'_> {
     pub(crate) const fn len(self) -> usize {
         match self {
-            Self::Told(ids) => ids.len(),
+            Self::Given(ids) => ids.len(),
             Self::Asked(_, count) => count,
         }
     }
@@ -92,7 +92,7 @@ impl PromptIds<'_> {
     /// The JSON list of them and of what was produced.
     fn and(self, produced: &[u32]) -> String {
         let (begin, more) = match self {
-            Self::Told(ids) => ("[", ids),
+            Self::Given(ids) => ("[", ids),
             Self::Asked(list, _) => (list.strip_suffix(']').unwrap_or("[").trim_ascii_end(), &[][..]),
         };
         // An id of today's models has six digits.
@@ -191,7 +191,7 @@ pub(crate) fn continued<'a>(
         count_as_it_goes(&mut body);
     }
     let prompt = match carried.ids {
-        Some((PromptIds::Told(prompt), produced))
+        Some((PromptIds::Given(prompt), produced))
             if exactness == Exactness::Exact && (request.endpoint, endpoint) == (Endpoint::Chat, Endpoint::Chat) =>
         {
             Some([prompt, produced].concat())

@@ -108,7 +108,7 @@ pub async fn follow(settings: Settings, proxy: Arc<Proxy>) -> Result<Following, 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ConnectError::Thread)?;
     let (listing, listed) = latest::channel(false);
     let (stop, stopped) = latest::channel(false);
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let (end, ended) = oneshot::channel();
     let body = move || {
         runtime.block_on(async {
@@ -117,14 +117,14 @@ pub async fn follow(settings: Settings, proxy: Arc<Proxy>) -> Result<Following, 
                 Ok(tasks) => (tasks, Ok(())),
                 Err(error) => (JoinSet::new(), Err(error)),
             };
-            _ = tell.send(result);
+            _ = sender.send(result);
             // Only the lease ends by itself, when it is given back; then nothing is left to do.
             tasks.join_next().await;
         });
         _ = end.send(());
     };
     std::thread::Builder::new().name("nats".into()).spawn(body).map_err(ConnectError::Thread)?;
-    match told.await {
+    match receiver.await {
         Ok(result) => result?,
         Err(_) => return Err(ConnectError::Thread(std::io::Error::other("it ended"))),
     }

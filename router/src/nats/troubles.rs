@@ -1,4 +1,4 @@
-//! What is wrong with NATS at present: told in the log when it begins and ends, and in metrics for
+//! What is wrong with NATS at present: shown in the log when it begins and ends, and in metrics for
 //! as long as it lasts.
 
 use std::collections::HashMap;

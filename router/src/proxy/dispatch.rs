@@ -63,9 +63,9 @@ impl Proxy {
         let request = self.client.request(method, url).headers(inbound.headers.clone()).body(body);
         let sent = tokio::select! {
             biased;
-            told = fate.wait_for(leaves) => {
-                let declined = match told.as_deref() {
-                    Ok(Fate::Move(Mode::Lost, why)) => Declined::Lost(Leaving::Told(*why), "told so".into()),
+            decided = fate.wait_for(leaves) => {
+                let declined = match decided.as_deref() {
+                    Ok(Fate::Move(Mode::Lost, why)) => Declined::Lost(Leaving::Signalled(*why), "signalled".into()),
                     _ => Declined::Unreachable("the worker was left".into()),
                 };
                 return Err((ticket, declined));

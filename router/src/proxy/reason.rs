@@ -8,7 +8,7 @@ use crate::workers::Why;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
     /// NATS said so.
-    Told(Why),
+    Signalled(Why),
     /// The worker's own bytes did.
     Broken(Broken),
     /// The connection broke.
@@ -28,7 +28,7 @@ impl Leaving {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Told(why) => why.as_str(),
+            Self::Signalled(why) => why.as_str(),
             Self::Broken(broken) => broken.as_str(),
             Self::ConnectionBroken => "connection_broken",
             Self::Stalled => "stalled",

@@ -31,7 +31,7 @@ const HIGH_WATER: usize = 256 * 1024;
 const TOGETHER: usize = 16 * 1024;
 /// How often a client is sent a comment while a worker is sought for it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Comments that keep a connection alive, the second if clients are told. No empty line follows: to a client that
+/// Comments that keep a connection alive, the second with --tell-clients. No empty line follows: to a client that
 /// has seen an `id`, that is one more event (the decoder of openai-python 2).
 const STILL_HERE: [&[u8]; 2] = [b":\n", b": lastgasp seeks a worker\n"];
 /// What vLLM 0.32 and SGLang 0.5 say, with status 400, when a prompt leaves no room. The second is vLLM's
@@ -164,7 +164,7 @@ impl Session {
         let deadline = began + self.proxy.config.wait_for_worker;
         let mut declined: Option<(Ticket, reqwest::Response)> = None;
         loop {
-            // A worker that says no is better told at once than after a wait for another.
+            // A refusal is better passed on at once than after a wait for another.
             let deadline = if declined.is_some() { tokio::time::Instant::now() } else { deadline };
             let Some(ticket) = self.proxy.reserve(&self.inbound.model, &mut self.tried, true, deadline).await else {
                 return Err(self.nobody(declined));
@@ -381,19 +381,19 @@ impl Session {
         // Made once and not for each chunk: to put them into the runtime's lists, and to take them out
         // again, costs as much as a chunk does.
         let mut gone = std::pin::pin!(client.closed());
-        let mut told = std::pin::pin!(next(fate.clone()));
+        let mut decided = std::pin::pin!(next(fate.clone()));
         let mut look = std::pin::pin!(tokio::time::sleep_until(checked + patience));
         loop {
             if !std::mem::replace(&mut looked, true) {
                 let now = *fate.borrow_and_update();
                 match now {
                     Fate::Stay => {}
-                    Fate::Move(Mode::Lost, why) => return End::Lost(Leaving::Told(why)),
+                    Fate::Move(Mode::Lost, why) => return End::Lost(Leaving::Signalled(why)),
                     Fate::Move(Mode::Handover, why) => {
                         if self.stays(ticket) {
                             leaving = None;
                         } else if proxy.workers.choose(&self.inbound.model, &[], false).is_some() {
-                            return End::Lost(Leaving::Told(why));
+                            return End::Lost(Leaving::Signalled(why));
                         } else {
                             leaving = Some(why);
                         }
@@ -403,8 +403,8 @@ impl Session {
             tokio::select! {
                 biased;
                 () = &mut gone => return End::ClientGone,
-                changed = &mut told => {
-                    told.set(next(changed));
+                changed = &mut decided => {
+                    decided.set(next(changed));
                     looked = false;
                 }
                 Ok(()) = changes.changed(), if leaving.is_some() => looked = false,

@@ -18,7 +18,7 @@ use super::{Inbound, Proxy, aside};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Ticket};
 
-/// Names the worker that began the answer, to clients that are to be told.
+/// Names the worker that began the answer, with --tell-clients.
 const WORKER_HEADER: HeaderName = HeaderName::from_static("x-lastgasp-worker");
 
 /// A generation's answer, or anything else's?
@@ -167,7 +167,7 @@ fn head(proxy: &Proxy, response: &reqwest::Response, ticket: &Ticket) -> Respons
     answer
 }
 
-/// Names the worker that answers, if clients are to be told.
+/// Names the worker that answers, with --tell-clients.
 pub(crate) fn tell_worker(proxy: &Proxy, ticket: &Ticket, answer: &mut Response) {
     if proxy.config.tell_clients
         && let Ok(worker) = HeaderValue::try_from(ticket.listing().key.to_string())

@@ -176,7 +176,7 @@ impl Listing {
         self.breaker.lock().expect("no breaker panics")
     }
 
-    /// Its streams were told to leave.
+    /// A signal has its streams leave.
     pub(super) fn is_condemned(&self) -> bool {
         *self.fate.borrow() != Fate::Stay
     }

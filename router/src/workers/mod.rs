@@ -439,7 +439,7 @@ impl Workers {
         self.lock().slots.values().any(serves)
     }
 
-    /// Models that are served now, sorted, with the context length where a worker told it.
+    /// Models that are served now, sorted, with the context length where a worker gave it.
     pub fn models(&self) -> Vec<(String, Option<u64>)> {
         let inner = self.lock();
         let mut models: Vec<(String, Option<u64>)> = Vec::new();

@@ -177,7 +177,7 @@ fn the_true_signal_of_a_group_exit_is_learnt_from_the_exit() {
     let effects = node.hears(Kind::ProcessExit { process: root_process(0), exit });
     let [Effect::Refined { cause, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(cause.signal, Some(15));
-    // And an OOM kill is told from other kills, whichever comes first.
+    // And an OOM kill differs from other kills, whichever comes first.
     let mut node = Node::serving();
     node.hears(killed(engine_core()));
     let effects = node.hears(Kind::OomVictim { process: engine_core() });

@@ -91,7 +91,7 @@ impl Observer {
                 Effect::Signal { listing, action: Action::Move, mode: Some(Mode::Lost), .. } => {
                     let times = self.ended.entry((listing.incarnation.clone(), listing.epoch)).or_default();
                     *times += 1;
-                    prop_assert_eq!(*times, 1, "told twice");
+                    prop_assert_eq!(*times, 1, "reported twice");
                 }
                 _ => {}
             }

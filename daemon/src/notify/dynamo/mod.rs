@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::notify::handle::Handle;
 use crate::notify::{Lost, Report};
 
-/// What a sink is told.
+/// What the supervisor asks of the bridge.
 #[derive(Debug, Clone)]
 pub(super) enum DynamoCommand {
     /// A worker is known, with its instance where that is configured.

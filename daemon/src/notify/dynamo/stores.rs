@@ -226,11 +226,11 @@ async fn follow_etcd(gateway: &Gateway, seen: &mpsc::Sender<Seen>) -> Result<(),
             () = seen.closed() => return Ok(()),
         };
         for event in events {
-            let told = match record(&event.kv) {
+            let change = match record(&event.kv) {
                 Some(record) if !event.is_deletion() => Seen::Put(record),
                 _ => Seen::Gone(String::from_utf8_lossy(&event.kv.key).into_owned(), event.kv.mod_revision),
             };
-            let _ = seen.send(told).await;
+            let _ = seen.send(change).await;
         }
     }
 }

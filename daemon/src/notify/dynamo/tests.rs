@@ -23,7 +23,7 @@ struct Scene {
     watcher: Watcher,
     metrics: Metrics,
     root: PathBuf,
-    told: Arc<Mutex<Vec<String>>>,
+    reports: Arc<Mutex<Vec<String>>>,
     _folder: tempfile::TempDir,
 }
 
@@ -50,11 +50,11 @@ impl Scene {
         }
         let backend = DynamoBackend::Folder(root.clone());
         let (store, metrics) = (Store::new(&backend), Metrics::new());
-        let told = Arc::<Mutex<Vec<String>>>::default();
-        let sink = Arc::clone(&told);
-        let report = Arc::new(move |told: crate::notify::BridgeReport| sink.lock().unwrap().push(told.detail));
+        let reports = Arc::<Mutex<Vec<String>>>::default();
+        let sink = Arc::clone(&reports);
+        let report = Arc::new(move |report: crate::notify::BridgeReport| sink.lock().unwrap().push(report.detail));
         let config = DynamoConfig { name: "dynamo-0".into(), backend, queue: 1 };
-        Self { watcher: Watcher::new(config, store, metrics.clone(), report), metrics, root, told, _folder: folder }
+        Self { watcher: Watcher::new(config, store, metrics.clone(), report), metrics, root, reports, _folder: folder }
     }
 
     /// Instance 10, by configuration, is a worker with this root, and has a record that was seen.
@@ -98,7 +98,7 @@ impl Scene {
         let lost =
             Lost { worker: alpha(), incarnation: Incarnation::new("a-1-2").unwrap(), cause: Some(Cause::of(kind)) };
         self.watcher.command(DynamoCommand::Lost(vec![lost])).await;
-        self.told.lock().unwrap().pop().unwrap()
+        self.reports.lock().unwrap().pop().unwrap()
     }
 
     async fn serves(&mut self) {

@@ -1,4 +1,4 @@
-//! `kind = "infera"`: Infera's routers are told of a loss where they await the answer, and its
+//! `kind = "infera"`: Infera's routers hear of a loss where they await the answer, and its
 //! discovery too. Infera itself is not changed and does not know of it: docs/infera.md.
 //!
 //! One task on the side thread hears which requests its workers got and remembers their reply
@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::notify::handle::Handle;
 use crate::notify::{Lost, Report};
 
-/// What a sink is told.
+/// What the supervisor asks of the bridge.
 #[derive(Debug, Clone)]
 pub(super) enum InferaCommand {
     /// A worker is known, with its id in Infera.

@@ -251,7 +251,7 @@ impl Watcher {
             ended.push((worker, incarnation, state.id.clone(), frame, inboxes));
         }
         let discovery = if self.etcd.is_some() { self.change(&changes).await } else { Vec::new() };
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         for (worker, _, _, frame, inboxes) in &ended {
             let mut sent = 0;
             for inbox in inboxes {
@@ -266,7 +266,7 @@ impl Watcher {
                 self.metrics.lose(Loss::InferaEndFrame, (inboxes.len() - sent) as u64);
             }
             self.count(worker);
-            told.push(sent);
+            results.push(sent);
         }
         // The wrapper answers a cancellation with a frame of its own, which must not be the first one.
         self.flush().await;
@@ -280,12 +280,12 @@ impl Watcher {
         }
         self.flush().await;
         let mut discovery = discovery.into_iter();
-        for ((worker, incarnation, id, frame, inboxes), sent) in ended.into_iter().zip(told) {
+        for ((worker, incarnation, id, frame, inboxes), sent) in ended.into_iter().zip(results) {
             let text = String::from_utf8_lossy(&frame.payload).into_owned();
             let record = discovery.next().map(|done| format!("{done}; ")).unwrap_or_default();
             let go_on = self.workers.get(&worker).map_or(0, |state| state.inboxes.len());
             let go_on = if go_on > 0 { format!("; {go_on} go on") } else { String::new() };
-            let detail = format!("{id}: {record}{sent} of {} inboxes told \"{text}\"{go_on}", inboxes.len());
+            let detail = format!("{id}: {record}{sent} of {} inboxes got \"{text}\"{go_on}", inboxes.len());
             tracing::info!(sink = self.config.name, %worker, detail, "frames sent to Infera's routers");
             (self.report)(BridgeReport { system: System::Infera, worker, lost: Some(incarnation), detail });
         }

@@ -368,7 +368,7 @@ impl KernelPrograms {
         self.port_bits.set(word, if watched { bits | mask } else { bits & !mask }, 0)
     }
 
-    /// Asks to be told when a process that nobody watches runs another program: of the next `count`
+    /// Asks for an event when a process that no worker has runs another program: of the next `count`
     /// times, not of those after them. Returns how many of the last such request were left.
     ///
     /// # Errors

@@ -243,7 +243,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// The server knows the service and told its status.
+    /// The server knows the service and gave its status.
     pub(super) const fn is_status(&self) -> bool {
         matches!(self, Self::Answered(Answer::Serving | Answer::NotServing | Answer::Undecided))
     }

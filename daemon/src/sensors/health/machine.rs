@@ -131,7 +131,7 @@ struct Watched {
     heard: u64,
     /// Short-lived Watches in a row.
     attempts: u32,
-    /// The last status told, if any: SERVING or not.
+    /// The last status given, if any: SERVING or not.
     serving: Option<bool>,
     /// It was SERVING once.
     served: bool,
@@ -360,9 +360,9 @@ impl Machine {
     /// Reports what changed for each role: it is serving if a service says so and none denies it.
     fn settle(&mut self, step: &mut Step) {
         let says = |role| {
-            let mut told = self.services.iter().filter(|service| service.role == role).filter_map(|s| s.serving);
-            let first = told.next()?;
-            Some(told.fold(first, |all, one| all && one))
+            let mut given = self.services.iter().filter(|service| service.role == role).filter_map(|s| s.serving);
+            let first = given.next()?;
+            Some(given.fold(first, |all, one| all && one))
         };
         let roles = [HealthRole::Liveness, HealthRole::Readiness];
         for role in roles {

@@ -1,4 +1,4 @@
-//! Stories about servers, told to the machine as outcomes.
+//! Stories about servers, given to the machine as outcomes.
 
 use super::*;
 use crate::core::HealthRole::{Liveness, Readiness};

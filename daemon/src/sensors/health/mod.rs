@@ -139,7 +139,7 @@ impl Context {
     }
 
     /// An engine without a health service serves once it listens. A listener of somebody else's, such
-    /// as its predecessor's, does not count if that can be told.
+    /// as its predecessor's, does not count if that can be seen.
     async fn listening(&self, every: Duration) {
         let Life { root, port, .. } = &self.life;
         let (root, port) = (*root, *port);

@@ -24,7 +24,7 @@ pub const KMSG: &str = "/dev/kmsg";
 /// Longest record; the kernel's own limit (`PRINTK_MESSAGE_MAX`, kernel/printk/internal.h).
 const RECORD: usize = 8192;
 
-/// What is told of the log.
+/// What the log holds for us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogEntry {
     /// A record that matters.
@@ -65,7 +65,7 @@ impl Kmsg {
         let mut record = vec![0; RECORD];
         loop {
             let mut ready = log.readable().await?;
-            let told = match nix::unistd::read(ready.get_inner(), &mut record) {
+            let entry = match nix::unistd::read(ready.get_inner(), &mut record) {
                 // Each read is one record.
                 Ok(length) => parse(&String::from_utf8_lossy(&record[..length]), facilities).map(LogEntry::Fact),
                 Err(nix::errno::Errno::EAGAIN) => {
@@ -77,7 +77,7 @@ impl Kmsg {
                 Err(nix::errno::Errno::EINVAL | nix::errno::Errno::EINTR) => None,
                 Err(error) => return Err(error.into()),
             };
-            if told.is_some_and(|told| !tell(told)) {
+            if entry.is_some_and(|entry| !tell(entry)) {
                 return Ok(());
             }
         }

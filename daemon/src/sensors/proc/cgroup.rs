@@ -163,7 +163,7 @@ impl fmt::Display for TooWide {
             }
             None => write!(
                 f,
-                "declare.cgroups: {allowed} may be the root of the host's cgroups, which cannot be told here"
+                "declare.cgroups: {allowed} may be the root of the host's cgroups, which cannot be seen here"
             )?,
         }
         f.write_str("; it would let every process of this node declare a worker, and counts for none")

@@ -32,7 +32,7 @@ const ROUND: u32 = 10;
 const WORKER: &str = DECLARATION[0].0;
 /// Longest value that is looked at, in bytes.
 const MAX_VALUE: usize = 4096;
-/// As many characters of a name are told when it is refused. No allowed one is longer.
+/// As many characters of a name are shown when it is refused. No allowed one is longer.
 const MAX_NAME: usize = 256;
 
 /// Why a declaration does not count.
@@ -520,10 +520,10 @@ mod tests {
         let (holder, id) = shell(&[], Some(listener.into()), &script);
         let mut scanner = Scanner::new(&everybody(), None);
         // Old enough to be looked at now and then only.
-        let mut told = Scanner::new(&everybody(), None);
+        let mut notified = Scanner::new(&everybody(), None);
         for _ in 0..=YOUNG {
             assert!(claims(&mut scanner, &name, &[]).is_empty());
-            assert!(claims(&mut told, &name, &[]).is_empty());
+            assert!(claims(&mut notified, &name, &[]).is_empty());
         }
         nix::unistd::write(&writer, b"go\n").unwrap();
         while super::super::comm(id.tgid).unwrap() != "sleep" {
@@ -531,9 +531,9 @@ mod tests {
         }
         let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
         assert!(found, "within a round");
-        let at_once = told.look_at(&[id.tgid], &HashSet::new());
-        assert!(at_once.iter().any(|claim| claim.info.id == id), "if its exec is told");
-        assert!(told.look_at(&[std::process::id()], &HashSet::new()).is_empty(), "another one's exec");
+        let at_once = notified.look_at(&[id.tgid], &HashSet::new());
+        assert!(at_once.iter().any(|claim| claim.info.id == id), "if its exec is reported");
+        assert!(notified.look_at(&[std::process::id()], &HashSet::new()).is_empty(), "another one's exec");
         end(holder);
     }
 

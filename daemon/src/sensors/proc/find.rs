@@ -425,13 +425,13 @@ mod tests {
 
     #[test]
     fn a_thread_is_named_with_its_process() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
+            sender.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
             let _ = ended.recv();
         });
-        let error = find_root(&Find::Pid(told.recv().unwrap())).unwrap_err().to_string();
+        let error = find_root(&Find::Pid(receiver.recv().unwrap())).unwrap_err().to_string();
         assert!(error.contains(&format!("find = {{ pid = {} }}", std::process::id())), "{error}");
         drop(end);
         thread.join().unwrap();

@@ -367,13 +367,13 @@ mod tests {
 
     #[test]
     fn a_thread_is_not_a_process() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
+            sender.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
             let _ = ended.recv();
         });
-        let tid = told.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         assert_ne!(tid, std::process::id());
         assert_eq!(thread_group(tid), Some(std::process::id()));
         assert!(all().unwrap().all(|tgid| tgid != tid));

@@ -69,7 +69,7 @@ pub enum Progress {
     Going,
     /// The client has everything, `[DONE]` included. The worker may be let go.
     Complete,
-    /// The engine refused the request itself, and the client has been told; no other would take it.
+    /// The engine refused the request itself, and the client has its answer; no other would take it.
     Rejected,
     /// The worker failed; nothing of its failure was passed on.
     Broken(Broken),
@@ -132,7 +132,7 @@ pub struct Continuation {
     finished: BTreeSet<u64>,
     usage_sent: bool,
     prompt_tokens: Option<u64>,
-    /// The prompt's ids as an engine told them.
+    /// The prompt's ids as an engine gave them.
     told_prompt: Option<Vec<u32>>,
     /// Produced ids whose text is whole.
     ids: Vec<u32>,
@@ -243,7 +243,7 @@ impl Continuation {
     fn prompt_ids(&self) -> Option<PromptIds<'_>> {
         let Request { body, prompt, .. } = &self.request;
         match (&self.told_prompt, prompt) {
-            (Some(told), _) => Some(PromptIds::Told(told)),
+            (Some(given), _) => Some(PromptIds::Given(given)),
             (None, Prompt::Ids(count)) if body.raw("truncate_prompt_tokens").is_none() => {
                 Some(PromptIds::Asked(body.raw("prompt")?, *count))
             }
