@@ -37,6 +37,6 @@ pub(crate) fn listed(worker: &str, event: NotificationKind, epoch: u64) -> Notif
 }
 
 /// What a sink says next that it has done.
-pub(crate) async fn done(told: &mut mpsc::UnboundedReceiver<BridgeReport>) -> String {
-    tokio::time::timeout(GIVE_UP, told.recv()).await.expect("a report").expect("the sink runs").detail
+pub(crate) async fn done(reports: &mut mpsc::UnboundedReceiver<BridgeReport>) -> String {
+    tokio::time::timeout(GIVE_UP, reports.recv()).await.expect("a report").expect("the sink runs").detail
 }

@@ -12,14 +12,14 @@ pub(crate) struct Progress {
     of: usize,
     done: usize,
     begin: Instant,
-    told: Instant,
+    shown: Instant,
 }
 
 impl Progress {
     /// `what` has so many steps.
     pub(crate) fn begin(what: &str, of: usize) -> Self {
         let now = Instant::now();
-        let progress = Self { what: what.to_owned(), of, done: 0, begin: now, told: now };
+        let progress = Self { what: what.to_owned(), of, done: 0, begin: now, shown: now };
         progress.tell();
         progress
     }
@@ -28,14 +28,14 @@ impl Progress {
     pub(crate) fn step(&mut self) {
         self.done += 1;
         let terminal = std::io::stderr().is_terminal();
-        if terminal || self.told.elapsed() > SELDOM || self.done == self.of {
-            self.told = Instant::now();
+        if terminal || self.shown.elapsed() > SELDOM || self.done == self.of {
+            self.shown = Instant::now();
             self.tell();
         }
     }
 
     fn tell(&self) {
-        let Self { what, of, done, begin, told: _ } = self;
+        let Self { what, of, done, begin, shown: _ } = self;
         let mut error = std::io::stderr().lock();
         let (start, end) = if error.is_terminal() { ("\r\x1b[K", "") } else { ("", "\n") };
         let _ = write!(error, "{start}  {what}: {done} of {of}, {} s{end}", begin.elapsed().as_secs());

@@ -32,8 +32,8 @@ fn a_description_of_the_kernels_types() {
 fn events_of_the_ring_buffer() {
     run("ring_events", &[], |input| {
         let event = Event::from_bytes(input)?;
-        let told = Processes::default().event(&event);
-        Some((event.kind().map(|kind| kind as u32), event.comm().len().min(4), told.is_some()))
+        let observation = Processes::default().event(&event);
+        Some((event.kind().map(|kind| kind as u32), event.comm().len().min(4), observation.is_some()))
     });
 }
 

@@ -1,4 +1,4 @@
-//! Stories over real HTTP: a router, workers in this process, and clients. No NATS: the worker set is told directly.
+//! Stories over real HTTP: a router, workers in this process, and clients. No NATS: the worker set is changed directly.
 #![forbid(unsafe_code)]
 
 mod fake;
@@ -368,7 +368,7 @@ async fn of_a_node_whose_lease_lapses_a_request_that_got_no_first_byte_goes_else
     story.list_leased("n", "a", &format!("http://{}", mute.local_addr().unwrap()));
     let whole = json!({ "model": "m", "prompt": "Hi", "max_tokens": 30 });
     let (stream, whole) = (completion(), whole);
-    let told = async {
+    let decided = async {
         // Both are there, and the question for its models.
         let mut held = Vec::new();
         while held.len() < 3 {
@@ -379,7 +379,7 @@ async fn of_a_node_whose_lease_lapses_a_request_that_got_no_first_byte_goes_else
         held
     };
     let (streamed, answered, _held) =
-        tokio::join!(story.post(COMPLETIONS, &stream), story.post(COMPLETIONS, &whole), told);
+        tokio::join!(story.post(COMPLETIONS, &stream), story.post(COMPLETIONS, &whole), decided);
     assert_eq!(answered.headers()["x-lastgasp-worker"], "o/b");
     assert_eq!(streamed.headers()["x-lastgasp-worker"], "o/b");
     same(read(streamed).await.0, COMPLETIONS, &stream);

@@ -1,5 +1,5 @@
 //! A worker hangs in the middle of an answer that is only passed on, and is declared lost. The client is
-//! told, and its place is free again.
+//! answered, and its place is free again.
 #![forbid(unsafe_code)]
 
 mod fake;

@@ -31,7 +31,7 @@ const EMPTY: [&str; 12] = [
     "Warnings",
     "Notifications to sinks",
     "Processes that outlive their worker",
-    "Records and bodies refused",
+    "Records and bodies refused, log lines lost",
     "Retries",
     "Withdrawals held back",
 ];

@@ -69,19 +69,19 @@ impl Drop for Instance {
 pub(crate) struct Sink {
     pub(crate) notifier: Notifier,
     pub(crate) metrics: Metrics,
-    told: mpsc::UnboundedReceiver<BridgeReport>,
+    reports: mpsc::UnboundedReceiver<BridgeReport>,
 }
 
 impl Sink {
     pub(crate) fn of(backend: DynamoBackend) -> Self {
         let metrics = Metrics::new();
         let config = DynamoConfig { name: "dynamo-0".into(), backend, queue: 16 };
-        let (report, told) = mpsc::unbounded_channel();
-        let report = Arc::new(move |told| drop(report.send(told)));
+        let (report, reports) = mpsc::unbounded_channel();
+        let report = Arc::new(move |one| drop(report.send(one)));
         let side = tokio::runtime::Handle::current();
         let dynamo = Dynamo::start(&config, &side, &metrics, report);
         let notifier = Notifier::start(&[], Vec::new(), vec![dynamo], &side, &metrics);
-        Self { notifier, metrics, told }
+        Self { notifier, metrics, reports }
     }
 
     /// A worker begins a life; its instance is found by its process.
@@ -109,7 +109,7 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        notifications::done(&mut self.told).await
+        notifications::done(&mut self.reports).await
     }
 
     /// Our own record of the worker stands.

@@ -28,7 +28,7 @@ async fn every_open_stream_of_a_dead_worker_ends_and_then_what_still_runs_is_can
     let done = sink.lose(&["alpha"], CauseKind::ProcessKilled).await;
 
     let text = "lastgasp: worker lost (process_killed)";
-    assert_eq!(done, [format!("10.0.0.1:8080: 2 of 2 inboxes told \"{text}\"")]);
+    assert_eq!(done, [format!("10.0.0.1:8080: 2 of 2 inboxes got \"{text}\"")]);
     assert_eq!(wire.message(), error_frame("_INBOX.two", 0, text));
     assert_eq!(wire.message(), error_frame("_INBOX.one", 0, text));
     for inbox in ["_INBOX.two", "_INBOX.one"] {
@@ -64,7 +64,7 @@ async fn a_worker_that_hands_over_and_lives_loses_only_what_can_be_moved() {
     let text = "infera: worker draining";
     assert_eq!(sink.notifier.hands_over(&notifications::lost(&["alpha"], CauseKind::Commanded)), 1);
 
-    assert_eq!(sink.done().await, format!("10.0.0.1:8080: 1 of 1 inboxes told \"{text}\"; 2 go on"));
+    assert_eq!(sink.done().await, format!("10.0.0.1:8080: 1 of 1 inboxes got \"{text}\"; 2 go on"));
     assert_eq!(wire.message(), error_frame("_INBOX.movable", 0, text));
     assert_eq!(wire.message(), format!("MSG {} 1 14\r\n_INBOX.movable\r\n", cancel_subject(ALPHA.1)));
     // It answers what comes now by itself.

@@ -21,7 +21,7 @@ pub(crate) struct Sink {
     pub(crate) notifier: Notifier,
     pub(crate) metrics: Metrics,
     pub(crate) client: async_nats::Client,
-    told: mpsc::UnboundedReceiver<BridgeReport>,
+    reports: mpsc::UnboundedReceiver<BridgeReport>,
     pub(crate) nats: Nats,
     _folder: TempDir,
 }
@@ -41,8 +41,8 @@ impl Sink {
             stand_in: true,
             queue: 16,
         };
-        let (report, told) = mpsc::unbounded_channel();
-        let report = Arc::new(move |told| drop(report.send(told)));
+        let (report, reports) = mpsc::unbounded_channel();
+        let report = Arc::new(move |one| drop(report.send(one)));
         let (side, node) = (tokio::runtime::Handle::current(), name("gpu-a"));
         let infera = Infera::start(&config, &node, &side, &metrics, report).unwrap();
         let notifier = Notifier::start(&[], vec![infera], Vec::new(), &side, &metrics);
@@ -50,7 +50,7 @@ impl Sink {
         for (worker, id) in workers {
             notifier.known(&name(worker), id, None);
         }
-        let sink = Self { notifier, metrics, client, told, nats, _folder: folder };
+        let sink = Self { notifier, metrics, client, reports, nats, _folder: folder };
         for (worker, id) in workers {
             sink.is_heard(worker, id).await;
         }
@@ -108,7 +108,7 @@ impl Sink {
 
     /// What was done next.
     pub(crate) async fn done(&mut self) -> String {
-        notifications::done(&mut self.told).await
+        notifications::done(&mut self.reports).await
     }
 
     /// A record of the worker stands.

@@ -51,9 +51,9 @@ impl Wire {
             match line.trim() {
                 "PING" => self.write("PONG\r\n"),
                 "PONG" | "" => {}
-                told if told.starts_with("INFO ") => {}
-                told => {
-                    let length: usize = told.rsplit(' ').next().unwrap().parse().unwrap();
+                said if said.starts_with("INFO ") => {}
+                said => {
+                    let length: usize = said.rsplit(' ').next().unwrap().parse().unwrap();
                     let mut rest = vec![0; length + 2];
                     self.0.read_exact(&mut rest).unwrap();
                     return line + std::str::from_utf8(&rest).unwrap();

@@ -36,16 +36,16 @@ fn an_exec_of_nobodys_process_is_told_while_it_is_asked_for() {
         let mut victim = Victim::start(&["exec-from-thread"]);
         victim.go();
         assert_eq!(victim.read(), "ready", "it runs the new program");
-        let told = kernel.of(EventKind::Exec, victim.tgid);
-        (victim, told)
+        let seen = kernel.of(EventKind::Exec, victim.tgid);
+        (victim, seen)
     };
     assert_eq!(exec(&mut kernel).1, [], "nobody has asked");
 
     // Everybody else who calls exec on this machine counts, too.
     kernel.programs.tell_strangers(u16::MAX).expect("root may");
-    let (victim, told) = exec(&mut kernel);
-    let told = told.last().expect("it was asked for");
-    assert_eq!((told.slot, told.start_ticks(), told.comm()), (NO_SLOT, victim.start_ticks, b"victim".as_slice()));
+    let (victim, seen) = exec(&mut kernel);
+    let seen = seen.last().expect("it was asked for");
+    assert_eq!((seen.slot, seen.start_ticks(), seen.comm()), (NO_SLOT, victim.start_ticks, b"victim".as_slice()));
 
     assert_ne!(kernel.programs.tell_strangers(0).expect("root may"), 0, "some were left");
     assert_eq!(exec(&mut kernel).1, [], "no more of them");
@@ -59,9 +59,9 @@ fn a_storm_of_execs_makes_as_many_events_as_were_asked_for() {
     for _ in 0..50 {
         assert!(Command::new("true").status().expect("every system has it").success());
     }
-    let told = kernel.seen().iter().filter(|event| event.slot == NO_SLOT && event.kind() == Some(EventKind::Exec));
+    let seen = kernel.seen().iter().filter(|event| event.slot == NO_SLOT && event.kind() == Some(EventKind::Exec));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let told = told.count();
-    assert!((usize::from(ASKED)..=usize::from(ASKED) * cpus).contains(&told), "{told}");
+    let seen = seen.count();
+    assert!((usize::from(ASKED)..=usize::from(ASKED) * cpus).contains(&seen), "{seen}");
     assert_eq!(kernel.programs.tell_strangers(0).expect("root may"), 0, "none is left");
 }

@@ -50,7 +50,7 @@ impl Kernel {
     pub(crate) fn follow(&self, log: Kmsg, tell: impl FnMut(LogEntry) -> bool) {
         self.runtime.block_on(async {
             let followed = tokio::time::timeout(GIVE_UP, log.follow(tell)).await;
-            followed.expect("it is told").expect("the log can be read");
+            followed.expect("it is reported").expect("the log can be read");
         });
     }
 

@@ -16,8 +16,8 @@ fn own_pid() -> u32 {
     nix::unistd::gettid().as_raw().cast_unsigned()
 }
 
-/// The first thing told that names this process.
-fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> LogEntry {
+/// The first entry that names this process.
+fn entry_of(pid: u32, facilities: Facilities, lines: &[String]) -> LogEntry {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let log = Kmsg::open(facilities).expect("root may read it");
@@ -25,15 +25,15 @@ fn told_of(pid: u32, facilities: Facilities, lines: &[String]) -> LogEntry {
             write(line);
         }
         let mut first = None;
-        let followed = log.follow(|told| {
-            let is_it = matches!(&told, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
+        let followed = log.follow(|entry| {
+            let is_it = matches!(&entry, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
             if is_it {
-                first = Some(told);
+                first = Some(entry);
             }
             !is_it
         });
         let followed = tokio::time::timeout(std::time::Duration::from_secs(60), followed);
-        followed.await.expect("it is told").expect("the log can be read");
+        followed.await.expect("it is reported").expect("the log can be read");
         first.expect("the loop ended with it")
     })
 }
@@ -46,10 +46,10 @@ fn an_xid_is_read_from_the_log_and_what_was_logged_before_is_not() {
         "<6>usb 1-1: nothing of interest".to_owned(),
         format!("<4>NVRM: Xid (PCI:0000:3b:00): 79, pid={pid}, name=kernel, GPU has fallen off the bus."),
     ];
-    let told = told_of(pid, Facilities::Any, &lines);
+    let entry = entry_of(pid, Facilities::Any, &lines);
     let fault = "xid 79 (GPU has fallen off the bus) PCI:0000:3b:00".to_owned();
     let gpu = PciAddress::parse("0000:3b:00.0");
-    assert_eq!(told, LogEntry::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid), gpu }));
+    assert_eq!(entry, LogEntry::Fact(Fact::GpuFault { fault, policy: GpuPolicy::Lost, pid: Some(pid), gpu }));
 }
 
 /// Whatever facility a process asks for, the kernel does not let it be its own.
@@ -62,12 +62,12 @@ fn nobody_can_speak_for_the_kernel() {
         let kernel = Kmsg::open(Facilities::Kernel).expect("root may read it");
         write(&format!("<0>NVRM: Xid (PCI:0000:00:01): 95, pid={pid}, name=x, a lie"));
         let is_it =
-            |told: &LogEntry| matches!(told, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
-        // Once the one that believes everything has told it, the other has passed it over.
+            |entry: &LogEntry| matches!(entry, LogEntry::Fact(Fact::GpuFault { pid: named, .. }) if *named == Some(pid));
+        // Once the one that believes everything has reported it, the other has passed it over.
         tokio::select! {
             biased;
-            believed = kernel.follow(|told| !is_it(&told)) => { believed.expect("readable"); true }
-            told = any.follow(|told| !is_it(&told)) => { told.expect("readable"); false }
+            believed = kernel.follow(|entry| !is_it(&entry)) => { believed.expect("readable"); true }
+            entry = any.follow(|entry| !is_it(&entry)) => { entry.expect("readable"); false }
         }
     });
     assert!(!own, "a process's line was taken for the kernel's");

@@ -1,4 +1,4 @@
-//! The kernel programs on the running kernel, told as stories.
+//! The kernel programs on the running kernel, as stories.
 //!
 //! Needs root (or `CAP_BPF`, `CAP_PERFMON` and what the single story needs):
 //! `cargo test -p lastgasp-tests --test kernel`. With `LASTGASP_EBPF_OBJECT` set

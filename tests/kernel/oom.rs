@@ -60,9 +60,9 @@ fn a_process_killed_for_memory_is_named() {
     let sent = kernel.wait_for_kind(EventKind::SignalGenerate, victim.tgid);
     assert!(sent.flags.contains(EventFlags::FROM_KERNEL));
     let mut scope = None;
-    kernel.follow(log, |told| {
-        match told {
-            LogEntry::Fact(Fact::OomKill { tid, scope: told }) if tid == victim.tgid => scope = Some(told),
+    kernel.follow(log, |entry| {
+        match entry {
+            LogEntry::Fact(Fact::OomKill { tid, scope: one }) if tid == victim.tgid => scope = Some(one),
             _ => {}
         }
         scope.is_none()

@@ -84,9 +84,9 @@ fn nobody_listens(address: IpAddr) {
     drop(listener);
     let refused = TcpStream::connect(bound).expect_err("nobody listens");
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    let told =
+    let reported =
         |kernel: &mut Kernel| kernel.seen().iter().find(|event| event.kind() == Some(EventKind::TcpResetSent)).copied();
-    let Some(reset) = told(&mut kernel) else {
+    let Some(reset) = reported(&mut kernel) else {
         assert!(!kernel.programs.gives_reset_reasons(), "this kernel tells of a reset without a socket");
         return;
     };
@@ -121,7 +121,7 @@ fn a_server_that_dies_with_unread_data_resets() {
     assert_eq!((reset.slot, reset.port), (PORT_SLOT, port.into()));
     assert_eq!(peer(&reset), client.local_addr().expect("it was connected"));
     assert_reason(&kernel, &reset, &["tcp_abort_on_close", "not_specified"]);
-    assert!(client.read(&mut [0; 1]).is_err(), "the client was told");
+    assert!(client.read(&mut [0; 1]).is_err(), "the client was reported");
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn data_for_a_connection_that_is_over_is_answered_by_a_reset() {
     assert_eq!(client.read(&mut [0; 1]).expect("a FIN, as nothing was unread"), 0);
     assert_eq!(kernel.seen().iter().filter(|event| is_reset(event)).count(), 0, "a FIN is no reset");
     client.write_all(b"hello?").expect("the socket is half open");
-    let told = until_told(&mut kernel);
-    let Some(reset) = told else {
+    let reported = until_told(&mut kernel);
+    let Some(reset) = reported else {
         assert!(!kernel.programs.gives_reset_reasons(), "this kernel tells of mini-sockets");
         return;
     };
@@ -195,12 +195,12 @@ fn thousands_of_resets_are_few_events_and_all_are_counted() {
         accepted
     };
     (0..CLIENTS).map(rude).for_each(drop);
-    // Those of a window are told by the first one after it.
-    let resets = until("they are told", || {
+    // Those of a window are reported by the first one after it.
+    let resets = until("they are reported", || {
         drop(rude(0));
         let resets: Vec<_> = kernel.seen().iter().filter(|event| is_reset(event)).copied().collect();
-        let told: u64 = resets.iter().map(|event| u64::from(event.count)).sum();
-        (told > CLIENTS * 9 / 10).then_some(resets)
+        let reported: u64 = resets.iter().map(|event| u64::from(event.count)).sum();
+        (reported > CLIENTS * 9 / 10).then_some(resets)
     });
     let windows = begin.elapsed().as_nanos() as u64 / RESET_WINDOW + 1;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;

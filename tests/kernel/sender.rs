@@ -85,8 +85,8 @@ fn what_is_ignored_or_only_stops_a_while_is_told_apart() {
     victim.kill(Signal::SIGCONT);
     victim.go();
     victim.wait();
-    let told: Vec<_> = kernel.of(EventKind::SignalGenerate, victim.tgid).iter().map(|event| event.signal).collect();
-    assert_eq!(told, [Signal::SIGSTOP as u32], "the ignored ones never reached it");
+    let signals: Vec<_> = kernel.of(EventKind::SignalGenerate, victim.tgid).iter().map(|event| event.signal).collect();
+    assert_eq!(signals, [Signal::SIGSTOP as u32], "the ignored ones never reached it");
 }
 
 /// A supervisor may wait for signals with `sigwait`, so that none is ever delivered.

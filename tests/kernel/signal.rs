@@ -143,7 +143,7 @@ fn a_core_dump_does_not_hide_the_death() {
     let mut command = Command::new(Victim::program());
     let mut victim = Victim::start_by(command.current_dir(&directory), &["segv", &MIB.to_string()]);
     kernel.watch(&victim);
-    // The parent is told where pidfds are woken, in exit_notify.
+    // The parent is notified where pidfds are woken, in exit_notify.
     let pid = victim.pid();
     let waiting = std::thread::spawn(move || {
         waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("it is a child");
@@ -163,7 +163,7 @@ fn a_core_dump_does_not_hide_the_death() {
     // What lies between the two is the core, all of it.
     assert!(core_bytes(directory.path()) >= MIB << 20);
     eprintln!(
-        "a core of {MIB} MiB: exit {:.1} ms and parent told {:.1} ms after the signal was seen",
+        "a core of {MIB} MiB: exit {:.1} ms and parent notified {:.1} ms after the signal was seen",
         (exit.at - delivered.at) as f64 / 1e6,
         (parent_told - delivered.at) as f64 / 1e6
     );

@@ -74,7 +74,7 @@ fn a_pid_that_is_used_again_is_another_process() {
     let seen = kernel.seen().len();
     assert!(kernel.programs.watched(first.tgid).is_some());
 
-    // Start times are told apart by hundredths of a second.
+    // Start times differ by hundredths of a second.
     until("the clock has ticked", || {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every system has this clock");
         let now = now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64;

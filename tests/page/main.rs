@@ -61,8 +61,8 @@ async fn a_death_is_seen_as_it_happens() {
     drop(asked);
 
     let drained = if victim == "vllm-1" { "vllm-2" } else { "vllm-1" };
-    let told = scene.daemon.tell(&["drain", drained, "--reason", "new driver"]).await.unwrap();
-    assert_eq!(told.code, Some(0), "{told:?}");
+    let said = scene.daemon.tell(&["drain", drained, "--reason", "new driver"]).await.unwrap();
+    assert_eq!(said.code, Some(0), "{said:?}");
     let browser = &mut scene.browser;
     browser
         .until("document.querySelector('.worker.draining .why').textContent.endsWith(': new driver')")

@@ -66,8 +66,8 @@ async fn has_only(daemon: &Daemon, kept: &[&str], dropped: &[&str]) {
     assert!(ambient.contains("CapAmb:\t0000000000000000"), "{ambient}");
 
     let status = daemon.status().await.unwrap();
-    let told: BTreeSet<String> = names(&status["privileges"]["held"]).into_iter().map(str::to_owned).collect();
-    assert_eq!(told, expected, "{status:#}");
+    let held: BTreeSet<String> = names(&status["privileges"]["held"]).into_iter().map(str::to_owned).collect();
+    assert_eq!(held, expected, "{status:#}");
     assert_eq!(names(&status["privileges"]["dropped"]), dropped, "{status:#}");
 }
 

@@ -526,12 +526,12 @@ impl Daemon {
         self.line(&["status", "--watch", "--json"], what, wanted).await
     }
 
-    /// Waits until this fault of NATS is told in status, with what to do about it, and in metrics.
+    /// Waits until this fault of NATS is shown in status, with what to do about it, and in metrics.
     /// Returns what is said of it.
     ///
     /// # Errors
     ///
-    /// It is not told for a long time.
+    /// It is not shown for a long time.
     pub async fn trouble(&self, fault: &str) -> Result<Value, HarnessError> {
         let of = |status: &Value| {
             let degraded = status["degraded"].as_array().into_iter().flatten();

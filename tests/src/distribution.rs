@@ -1,4 +1,4 @@
-//! Many measurements of one thing, told by a few of them.
+//! Many measurements of one thing, shown by a few of them.
 
 use serde::{Deserialize, Serialize};
 

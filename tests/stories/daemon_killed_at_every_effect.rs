@@ -47,7 +47,7 @@ impl Stoppable<'_> {
         log.lines().find_map(|line| line.strip_prefix("stopped after ")).map(str::to_owned)
     }
 
-    /// Waits until one knows that beta serves, and has been told by NATS what there is.
+    /// Waits until one knows that beta serves, and has heard from NATS what there is.
     async fn settled(&mut self) {
         let serves = |worker: &Value, name: &str| worker["worker"] == name && worker["state"] == "serving";
         let settled = |status: &Value| {

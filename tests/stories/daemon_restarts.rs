@@ -102,7 +102,7 @@ async fn living_workers_keep_their_listing_and_are_watched_again() {
 async fn a_second_daemon_of_the_same_node_is_refused() {
     let mut scene = Scene::new(&[]).await;
     let second = scene.start_second_daemon().await;
-    // It may be ready before NATS has told it, but not for long.
+    // It may be ready before NATS has said so, but not for long.
     let (status, said) = match second {
         Ok(mut daemon) => {
             let status = daemon.process.exited().await.unwrap();
@@ -113,9 +113,9 @@ async fn a_second_daemon_of_the_same_node_is_refused() {
     };
     assert_eq!(status, "exit status: 69", "{said}");
     let first = format!("another lastgasp daemon (pid {})", scene.daemon.process.identity.pid);
-    for told in [first.as_str(), "already watches node \"node-a\"", "stop it, or give one of them another `node` name"]
+    for part in [first.as_str(), "already watches node \"node-a\"", "stop it, or give one of them another `node` name"]
     {
-        assert!(said.contains(told), "{told:?} is not in:\n{said}");
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     assert!(!scene.daemon.process.has_exited());
     for worker in ["alpha", "beta"] {

@@ -31,12 +31,12 @@ async fn the_living_stay_listed_and_the_dead_are_withdrawn() {
     command.args(["--bounding-set=-sys_ptrace,-dac_read_search", "--inh-caps=-sys_ptrace,-dac_read_search"]);
     command.arg(binaries::find("lastgasp").unwrap());
     let daemon = Daemon::start_by(command, &config, path).await.unwrap();
-    let told = |log: &str, worker: &str| {
+    let is_logged = |log: &str, worker: &str| {
         log.lines()
             .any(|line| line.contains("the record's process lives") && line.contains(&format!("worker={worker} ")))
     };
     tokio::time::timeout(GIVE_UP, async {
-        while ["alpha", "beta"].iter().any(|worker| !told(&daemon.process.log_tail(), worker)) {
+        while ["alpha", "beta"].iter().any(|worker| !is_logged(&daemon.process.log_tail(), worker)) {
             tokio::task::yield_now().await;
         }
     })

@@ -313,7 +313,7 @@ async fn its_words_reach_no_terminal_and_no_folder() {
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
         assert!(!text.lines().any(|line| line.starts_with("root")), "{text:?}");
     }
-    assert!(said[0].contains("owned"), "it was told of: {}", said[0]);
+    assert!(said[0].contains("owned"), "it was logged: {}", said[0]);
     drop(hostile);
     matrix::row(
         "A declaration is full of escapes and paths",

@@ -29,7 +29,7 @@ async fn story(arguments: &[&str]) {
     let certificate = scene.discovery.certificate("alpha", |c| c.routers_done == 1).await.unwrap();
     assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled, "{certificate:#?}");
     assert_eq!(certificate.cause.signal, Some(9));
-    let sender = certificate.cause.sender.as_ref().expect("the kernel told who it was");
+    let sender = certificate.cause.sender.as_ref().expect("the kernel reported who it was");
     assert_eq!(sender.pid, std::process::id(), "this very test: {sender}");
     assert!(certificate.cause.process.as_ref().is_some_and(|name| name.contains("EngineCor")));
     assert_eq!((certificate.streams.streams, certificate.streams.moved), (2, 2));

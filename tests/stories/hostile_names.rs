@@ -16,13 +16,13 @@ async fn a_killers_name_reaches_no_terminal() {
     assert!(Command::new("sh").args(["-c", &script]).status().await.unwrap().success());
 
     let certificate = scene.discovery.certificate("alpha", |c| c.routers_done == 1).await.unwrap();
-    let sender = certificate.cause.sender.as_ref().expect("the kernel told who it was");
+    let sender = certificate.cause.sender.as_ref().expect("the kernel reported who it was");
     assert!(sender.comm.starts_with("\u{fffd}[2J"), "{sender:?}");
     for asked in asked {
         asked.finish().await;
     }
     let router = scene.router.process.log_tail();
-    assert!(router.contains("[2J"), "it was told of: {router}");
+    assert!(router.contains("[2J"), "it was logged: {router}");
     for text in [
         router,
         scene.daemon.process.log_tail(),

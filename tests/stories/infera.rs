@@ -1,4 +1,4 @@
-//! Infera's router awaits answers on NATS and watches nobody: it is told where it waits.
+//! Infera's router awaits answers on NATS and watches nobody: it is notified where it waits.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ impl Wrapped {
     async fn new(drain_window_ms: u64) -> Self {
         let mut scene = Scene::configured("required", &[], |config| {
             let url = config.nats_url().to_owned();
-            let mut config = told(config, &url);
+            let mut config = notifying(config, &url);
             config.worker[0].drain_window_ms = drain_window_ms;
             config
         })
@@ -167,7 +167,7 @@ async fn read(answer: &mut Subscriber, got: &mut Vec<u32>, until: u32) -> Option
     None
 }
 
-fn told(mut config: DaemonConfig, url: &str) -> DaemonConfig {
+fn notifying(mut config: DaemonConfig, url: &str) -> DaemonConfig {
     let mut sink = toml::toml! { kind = "infera" };
     sink.insert("nats".into(), toml::toml! { url = (url) }.into());
     config.notify = vec![sink];
@@ -179,7 +179,7 @@ async fn a_stream_of_a_dead_worker_is_moved_by_its_own_router() {
     let folder = tempfile::tempdir().unwrap();
     let nats = lastgasp_tests::nats::Nats::start(folder.path()).await.unwrap();
     let url = nats.url();
-    let mut scene = Scene::configured("required", &[], |config| told(config, &url)).await;
+    let mut scene = Scene::configured("required", &[], |config| notifying(config, &url)).await;
     let client = nats.client().await.unwrap();
     let id = |scene: &mut Scene, worker: &str| scene.engine(worker).ready.http.to_string();
     let (alpha, beta) = (id(&mut scene, "alpha"), id(&mut scene, "beta"));
@@ -226,7 +226,7 @@ async fn streams_of_a_planned_stop_go_on_past_the_daemons_window() {
     for stream in streams {
         assert!(is_whole(stream).await, "as without lastgasp");
     }
-    // Its end is told to what is open then.
+    // What is open then hears of its end.
     let mut late = ask(&wrapped.client, &wrapped.id, 0).await;
     begun(&mut late).await;
     wrapped.wrapper.abort();
@@ -274,7 +274,7 @@ async fn an_operators_drain_moves_only_what_can_be_moved() {
 async fn in_observe_mode_nothing_is_heard_and_nothing_told() {
     let mut scene = Scene::configured("required", &[], |config| {
         let url = config.nats_url().to_owned();
-        let mut config = told(config, &url);
+        let mut config = notifying(config, &url);
         config.mode = "observe";
         config
     })

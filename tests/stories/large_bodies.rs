@@ -190,7 +190,7 @@ async fn bodies_beyond_the_room_for_all_of_them_are_refused_and_streams_go_on() 
     let mut stream = stage.router.stream(Endpoint::Completions, &question).await.unwrap();
     stream.tokens(10).await.unwrap();
 
-    let (refused, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (refused, mut refusals) = tokio::sync::mpsc::unbounded_channel();
     let uploads: Vec<_> = (0..UPLOADS)
         .map(|_| {
             let (address, refused) = (stage.router.address, refused.clone());
@@ -198,7 +198,7 @@ async fn bodies_beyond_the_room_for_all_of_them_are_refused_and_streams_go_on() 
         })
         .collect();
     for _ in 0..REFUSED {
-        let said = tokio::time::timeout(GIVE_UP, told.recv()).await.expect("it is refused").unwrap();
+        let said = tokio::time::timeout(GIVE_UP, refusals.recv()).await.expect("it is refused").unwrap();
         let lower = said.to_ascii_lowercase();
         assert!(lower.starts_with("http/1.1 503") && lower.contains("\r\nretry-after: "), "{said}");
         assert!(said.contains("too_many_bodies") && said.contains("--max-bodies"), "{said}");

@@ -194,7 +194,7 @@ const FORBIDDEN: [(&str, &[&str]); 3] = [
             "$KV.lastgasp_routers.router-1",
             "_INBOX.lastgasp-node.gpu-b.x",
             // Changes of what stores all of it, and raw messages, which a server hands out wherever
-            // it is told to.
+            // it is asked to.
             "$JS.API.STREAM.CREATE.KV_lastgasp_workers",
             "$JS.API.STREAM.UPDATE.KV_lastgasp_workers",
             "$JS.API.STREAM.DELETE.KV_lastgasp_workers",

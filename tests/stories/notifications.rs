@@ -183,16 +183,16 @@ async fn of_one_cause_all_records_are_gone_before_anybody_is_told() {
     }
     assert!(daemon.signal(Signal::SIGCONT));
 
-    let mut told = Vec::new();
+    let mut sent = Vec::new();
     for _ in 0..2 {
         let (notice, listed, _) = receiver.next("withdrawn").await;
         assert!(!listed, "both were gone before: {notice:#}");
         let id = notice["certificate"]["certificate"].as_str().unwrap().to_owned();
-        told.push((notice["worker"].as_str().unwrap().to_owned(), id));
+        sent.push((notice["worker"].as_str().unwrap().to_owned(), id));
     }
-    told.sort();
-    assert_eq!([&*told[0].0, &*told[1].0], ["alpha", "beta"]);
-    assert_eq!(told[0].1, told[1].1, "one cause, one certificate");
+    sent.sort();
+    assert_eq!([&*sent[0].0, &*sent[1].0], ["alpha", "beta"]);
+    assert_eq!(sent[0].1, sent[1].1, "one cause, one certificate");
 }
 
 async fn until(done: impl Fn() -> bool) {

@@ -130,8 +130,8 @@ async fn a_hung_engine_is_killed_with_all_that_is_below_it() {
 /// A program of the operator's reads the certificate, and what became of it stands there.
 #[tokio::test]
 async fn a_command_is_run_with_the_certificate() {
-    let told = tempfile::NamedTempFile::new().unwrap();
-    let script = format!("cat > {}", told.path().display());
+    let written = tempfile::NamedTempFile::new().unwrap();
+    let script = format!("cat > {}", written.path().display());
     let command = toml::Value::from(vec!["sh".to_owned(), "-c".to_owned(), script]);
     let table = toml::Table::from_iter([("command".to_owned(), command)]);
     let mut scene = Scene::configured("required", &[], on_lost(table, 0)).await;
@@ -140,7 +140,7 @@ async fn a_command_is_run_with_the_certificate() {
 
     let certificate = scene.discovery.certificate("alpha", |_| true).await.unwrap();
     assert!(effects(&certificate).contains(&"command"), "{certificate:#?}");
-    let read: Certificate = serde_json::from_slice(&std::fs::read(told.path()).unwrap()).unwrap();
+    let read: Certificate = serde_json::from_slice(&std::fs::read(written.path()).unwrap()).unwrap();
     assert_eq!((read.certificate, read.cause), (certificate.certificate, certificate.cause));
 }
 

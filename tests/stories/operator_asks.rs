@@ -1,4 +1,4 @@
-//! What an operator is told: of a worker, of a death, and of what was wrong with the question.
+//! What an operator learns: of a worker, of a death, and of what was wrong with the question.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

@@ -42,7 +42,7 @@ async fn at_the_deadline_streams_are_moved_and_it_stays_away_until_undrain() {
     assert_eq!(said.code, Some(0), "{said:?}");
     only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
-    // Its health is well all the time. A daemon that starts anew is told by the tombstone.
+    // Its health is well all the time. A daemon that starts anew learns it from the tombstone.
     scene.kill_daemon().await;
     scene.start_daemon().await;
     let kept = |status: &Value| {

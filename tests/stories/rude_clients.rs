@@ -53,10 +53,13 @@ async fn nothing_is_withdrawn_and_nothing_is_moved() {
         assert_eq!(scene.discovery.history(worker).len(), 1, "{worker} is listed as it was");
     }
     // They were seen, and cost little: the kernel tells of a port's resets once a second for each reason.
-    let told = scene.daemon.counted("lastgasp_evidence_total{kind=\"tcp_reset\"}").await.unwrap();
+    let counted = scene.daemon.counted("lastgasp_evidence_total{kind=\"tcp_reset\"}").await.unwrap();
     let seconds = begin.elapsed().as_secs_f64() + 1.0;
     let most = seconds * (PORTS * REASONS) as f64;
-    assert!(told > 0.0 && told < most, "{told} pieces of evidence of {CLIENTS} rude clients in {seconds:.0} s");
+    assert!(
+        counted > 0.0 && counted < most,
+        "{counted} pieces of evidence of {CLIENTS} rude clients in {seconds:.0} s"
+    );
     matrix::count("bad inputs tried", CLIENTS);
     matrix::row(
         "2000 clients reset, vanish in the middle, scan ports and talk nonsense to an engine",

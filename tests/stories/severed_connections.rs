@@ -52,7 +52,7 @@ async fn a_client_of_a_hung_engine_sees_its_stream_break() {
     assert!(scene.engine("alpha").process.identity.is_alive(), "it is hung, not killed");
 }
 
-/// A sidecar outlives its engine. What it tells its own router is too late to be told.
+/// A sidecar outlives its engine. What it tells its own router is too late.
 #[tokio::test]
 async fn a_companion_loses_its_streams_with_the_engine_but_not_its_ties_to_discovery() {
     let router = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -83,8 +83,8 @@ async fn a_companion_loses_its_streams_with_the_engine_but_not_its_ties_to_disco
     assert_eq!(broken, ErrorKind::ConnectionReset);
     let certificate = scene.discovery.certificate("alpha", |certificate| !severed(certificate).is_empty()).await;
     let certificate = certificate.unwrap();
-    let told = format!("1 connection of companion (pid {})", companion.identity.pid);
-    assert!(severed(&certificate).iter().any(|detail| detail.contains(&told)), "{certificate:#?}");
+    let cut = format!("1 connection of companion (pid {})", companion.identity.pid);
+    assert!(severed(&certificate).iter().any(|detail| detail.contains(&cut)), "{certificate:#?}");
     tie.set_nonblocking(true).unwrap();
     assert_eq!(tie.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "its tie to discovery");
     assert!(companion.identity.is_alive());

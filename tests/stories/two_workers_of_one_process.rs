@@ -1,4 +1,4 @@
-//! Two entries of the configuration fit one engine. Its death would be told of one of them only, so
+//! Two entries of the configuration fit one engine. Its death would be reported of one of them only, so
 //! only one of them may have it.
 
 use nix::sys::signal::Signal;

@@ -57,13 +57,13 @@ async fn a_death_is_withdrawn_lost_lines_are_counted_and_sigterm_is_obeyed() {
     only_those_of_are_moved("alpha", asked).await;
     scene.discovery.removed("alpha").await.unwrap();
     let lost = "lastgasp_losses_total{hop=\"log\",kind=\"line\"}";
-    let told = async {
+    let counted = async {
         // Each answer is lines of the log, too.
         while scene.daemon.counted(lost).await.unwrap() < 1.0 {
             assert_eq!(scene.daemon.status().await.unwrap()["nats"], "connected");
         }
     };
-    tokio::time::timeout(GIVE_UP, told).await.expect("more lines than there is room for");
+    tokio::time::timeout(GIVE_UP, counted).await.expect("more lines than there is room for");
     let of_log = |status: &Value| {
         let losses = status["losses"].as_array().into_iter().flatten();
         losses.clone().any(|loss| loss["hop"] == "log" && loss["kind"] == "line")

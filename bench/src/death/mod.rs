@@ -174,7 +174,7 @@ struct Hops {
     gone: Option<f64>,
     /// Another client of NATS saw that the record is gone.
     seen: Option<f64>,
-    /// The reader was told of the move.
+    /// The reader saw the move.
     acted: Option<f64>,
     /// The reader has the next token.
     next_token: Option<f64>,

@@ -124,7 +124,7 @@ const CHOICE: &str = "a router chooses a worker";
 const SLOWEST: &str = "the slowest router knows";
 const EVERY: &str = "every router knows";
 const GONE: &str = "the record is gone, acknowledged";
-const UNTOLD: &str = "the slowest router knows, without a signal";
+const UNSIGNALLED: &str = "the slowest router knows, without a signal";
 const JOINED: &str = "all nodes listed, and known to every router";
 const WHOLE: &str = "a restarted router has the whole picture";
 const SLOWEST_WHOLE: &str = "the slowest of them";
@@ -157,8 +157,8 @@ impl World {
         let cluster = Cluster::start_with(folder.path(), options.collect()).await?;
         let urls = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
         let pids = cluster.servers.iter().filter_map(nats::Nats::pid).collect();
-        let (outcomes, told) = mpsc::unbounded_channel();
-        let ledgers = Ledgers::keep(told);
+        let (outcomes, results) = mpsc::unbounded_channel();
+        let ledgers = Ledgers::keep(results);
         let monitors = Monitors { urls, pids };
         let routers = Vec::new();
         let mut world = Self {
@@ -247,9 +247,9 @@ impl World {
     }
 
     /// Workers die one after the other, each on another node than the one before.
-    async fn deaths(&mut self, count: usize, told: bool, found: &mut Found) -> Result<(), BenchError> {
+    async fn deaths(&mut self, count: usize, signalled: bool, found: &mut Found) -> Result<(), BenchError> {
         let nodes = self.nodes.len();
-        let mut progress = Progress::begin(if told { "deaths" } else { "deaths without a signal" }, count);
+        let mut progress = Progress::begin(if signalled { "deaths" } else { "deaths without a signal" }, count);
         for death in 0..count {
             // A step without a common divisor with the number of nodes comes to all of them.
             let (node, worker) = (death * 7 % nodes, death / nodes % WORKERS);
@@ -263,20 +263,20 @@ impl World {
             let waiting: Vec<_> =
                 try_join_all(listings).await?.into_iter().map(|listing| tokio::spawn(condemned(listing))).collect();
             let begin = Instant::now();
-            self.nodes[node].die(&[worker], certificate, told);
+            self.nodes[node].die(&[worker], certificate, signalled);
             let mut slowest = 0.0f64;
             for waiting in waiting {
                 let at = waiting.await.expect("it does not panic");
                 let at = at.ok_or_else(|| HarnessError::GaveUp(format!("a router to know of the death of {key}")))?;
                 let took = at.duration_since(begin).as_secs_f64() * 1e6;
                 slowest = slowest.max(took);
-                if told {
+                if signalled {
                     found.entry((nodes, EVERY)).or_default().push(took);
                 }
             }
-            found.entry((nodes, if told { SLOWEST } else { UNTOLD })).or_default().push(slowest);
+            found.entry((nodes, if signalled { SLOWEST } else { UNSIGNALLED })).or_default().push(slowest);
             let gone = self.ledgers.is(id, false).await?;
-            if told {
+            if signalled {
                 found.entry((nodes, GONE)).or_default().push(gone.duration_since(begin).as_secs_f64() * 1e6);
             }
             self.nodes[node].begin_life(worker);
@@ -475,7 +475,7 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
             rows: rows(&[
                 (EVERY, Unit::Microseconds),
                 (SLOWEST, Unit::Microseconds),
-                (UNTOLD, Unit::Microseconds),
+                (UNSIGNALLED, Unit::Microseconds),
                 (GONE, Unit::Microseconds),
             ]),
             plots: vec![plot(
@@ -485,8 +485,8 @@ fn sections(plan: &Plan, found: &Found) -> Vec<Section> {
                 vec![
                     line("signal and record, p50", SLOWEST, p50),
                     line("signal and record, p99", SLOWEST, p99),
-                    line("record alone, p50", UNTOLD, p50),
-                    line("record alone, p99", UNTOLD, p99),
+                    line("record alone, p50", UNSIGNALLED, p50),
+                    line("record alone, p99", UNSIGNALLED, p99),
                 ],
             )],
         },

@@ -190,9 +190,9 @@ impl Node {
         incarnation(self.workers[worker].id, self.workers[worker].lives)
     }
 
-    /// These workers die at once: what a daemon does about it, in its order. Without `told`, only the
+    /// These workers die at once: what a daemon does about it, in its order. Without `signalled`, only the
     /// records say so.
-    pub(super) fn die(&self, workers: &[usize], certificate: String, told: bool) {
+    pub(super) fn die(&self, workers: &[usize], certificate: String, signalled: bool) {
         let references = workers.iter().map(|worker| WorkerRef {
             worker: self.workers[*worker].name.clone(),
             incarnation: self.life(*worker),
@@ -208,7 +208,7 @@ impl Node {
             workers: references.collect(),
             cause: Cause::of(CauseKind::ProcessKilled),
         };
-        if told {
+        if signalled {
             self.signals.send(&signal);
         }
         for worker in workers {

@@ -80,11 +80,11 @@ impl Router {
     }
 }
 
-/// When a listing's streams are told to leave.
+/// When a listing's streams have to leave.
 pub(super) async fn condemned(listing: Arc<Listing>) -> Option<Instant> {
     let mut fate = listing.fate();
-    let told = tokio::time::timeout(GIVE_UP, fate.wait_for(|fate| matches!(fate, Fate::Move(..)))).await;
-    told.is_ok().then(Instant::now)
+    let moved = tokio::time::timeout(GIVE_UP, fate.wait_for(|fate| matches!(fate, Fate::Move(..)))).await;
+    moved.is_ok().then(Instant::now)
 }
 
 /// How long it takes to choose a worker for a request, in microseconds.

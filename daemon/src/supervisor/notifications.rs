@@ -242,8 +242,7 @@ impl Supervisor {
     /// Whether what follows a loss waits until Dynamo's discovery says it too. Where a process has died there
     /// is nothing to wait for, and a companion that outlives it would say so to its router.
     pub(super) fn is_spared(&mut self, worker: WorkerId, cause: Option<&Cause>, aftermath: Aftermath) -> bool {
-        let is_leaving =
-            |(system, of, _): &(System, WorkerId, Incarnation)| (*system, *of) == (System::Dynamo, worker);
+        let is_leaving = |(system, of, _): &(System, WorkerId, Incarnation)| (*system, *of) == (System::Dynamo, worker);
         if cause.is_some_and(|cause| is_death(cause.kind)) || !self.notifications.telling.iter().any(is_leaving) {
             return false;
         }

@@ -184,28 +184,28 @@ impl Dynamo {
         let (sender, events) = tokio::sync::mpsc::unbounded_channel();
         let port = self.port;
         let task = tokio::spawn(async move {
-            let told = |what| drop(sender.send((Instant::now(), what)));
+            let report = |what| drop(sender.send((Instant::now(), what)));
             let mut response = match completion(port, tokens, true).await {
                 Ok(response) => response,
-                Err(error) => return told(Reported::Failed(error.to_string())),
+                Err(error) => return report(Reported::Failed(error.to_string())),
             };
             let mut unread = Vec::new();
             loop {
                 match response.chunk().await {
                     Ok(Some(chunk)) => unread.extend_from_slice(&chunk),
-                    Ok(None) => return told(Reported::Failed("it ends without [DONE]".into())),
-                    Err(error) => return told(Reported::Failed(error.to_string())),
+                    Ok(None) => return report(Reported::Failed("it ends without [DONE]".into())),
+                    Err(error) => return report(Reported::Failed(error.to_string())),
                 }
                 while let Some(end) = unread.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = unread.drain(..=end).collect();
                     let Some(data) = line.strip_prefix(b"data: ") else { continue };
                     let event = serde_json::from_slice::<Value>(data).unwrap_or_default();
                     match event["choices"][0]["text"].as_str() {
-                        Some(text) if !text.is_empty() => told(Reported::Token),
+                        Some(text) if !text.is_empty() => report(Reported::Token),
                         Some(_) => {}
-                        None if data.starts_with(b"[DONE]") => return told(Reported::Done),
+                        None if data.starts_with(b"[DONE]") => return report(Reported::Done),
                         None if event["choices"].is_array() => {}
-                        None => return told(Reported::Failed(String::from_utf8_lossy(data).into_owned())),
+                        None => return report(Reported::Failed(String::from_utf8_lossy(data).into_owned())),
                     }
                 }
             }

@@ -64,7 +64,7 @@ impl Stage {
         metrics.lines().filter(counted).map(str::to_owned).collect()
     }
 
-    /// A completion that is not moved: the client is told why.
+    /// A completion that is not moved: the client gets the reason.
     async fn refuses(&self, changes: Value, code: &str) {
         let mut stream = self.scene.stream(Endpoint::Completions, &with(changes)).await;
         stream.tokens(20).await.unwrap();
@@ -234,7 +234,7 @@ async fn completions(stage: &Stage) {
     let prompt = echo["prompt"].as_str().unwrap();
     assert!(whole.text.starts_with(prompt) && moved.text.starts_with(prompt), "{moved:#?}");
     assert_eq!(moved.text.matches(prompt).count(), 1);
-    // T14: not moved, and the client is told.
+    // T14: not moved, and the client gets the reason.
     stage.refuses(json!({ "structured_outputs": { "regex": "[0-9]{300}" } }), "guided_decoding").await;
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum StreamOutcome {
         /// Another worker has finished it.
         moved: bool,
     },
-    /// The client was told, by a status, an error event or a broken connection; what it had got by then was right.
+    /// The client learned of it, by a status, an error event or a broken connection; what it had got by then was right.
     VisiblyFailed(String),
 }
 

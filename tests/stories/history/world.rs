@@ -364,7 +364,7 @@ impl World {
     }
 }
 
-/// Nothing passes any more, and neither end is told.
+/// Nothing passes any more, and neither end learns of it.
 fn cut(wire: &Proxy) {
     matrix::count("partitions", 1);
     wire.set(Weather::Still);

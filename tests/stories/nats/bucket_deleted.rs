@@ -46,7 +46,7 @@ async fn all_are_made_again_and_every_living_worker_is_listed() {
         tokio::time::timeout(GIVE_UP, held).await.expect(key);
     }
     stage.daemon.no_trouble().await.unwrap();
-    // A death is told over the new ones: the certificate is kept, the record withdrawn.
+    // A death goes over the new ones: the certificate is kept, the record withdrawn.
     let discovery = Discovery::watch(&nats).await.unwrap();
     stage.kill("alpha").await;
     discovery.removed("alpha").await.unwrap();
@@ -56,7 +56,7 @@ async fn all_are_made_again_and_every_living_worker_is_listed() {
     drop(router);
     matrix::row(
         "all buckets and the stream of certificates deleted while everything runs",
-        "made again; every living worker listed under the same life; leases held again; deaths told",
+        "made again; every living worker listed under the same life; leases held again; deaths signalled",
         "all four made again, both workers listed with the same incarnation and epoch, a death certified",
     );
 }

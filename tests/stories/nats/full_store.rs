@@ -40,8 +40,8 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
     let (mut stage, discovery, context, _nats) = filled().await;
 
     stage.kill("alpha").await;
-    let told = stage.daemon.trouble("store_full").await.unwrap();
-    assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("max_file_store")), "{told}");
+    let trouble = stage.daemon.trouble("store_full").await.unwrap();
+    assert!(trouble["fix"].as_str().is_some_and(|fix| fix.contains("max_file_store")), "{trouble}");
     assert_eq!(discovery.removals("alpha"), 0);
     stage.daemon.event("the certificate", |event| event["event"] == "certificate").await.unwrap();
     context.delete_stream("others").await.unwrap();
@@ -54,7 +54,7 @@ async fn the_withdrawal_waits_for_room_and_the_fix_is_told() {
     assert_eq!(certificate.cause.kind, CauseKind::ProcessKilled, "{certificate:#?}");
     matrix::row(
         "JetStream's store is full, a worker killed",
-        "the fix is told; withdrawal and certificate wait and are written when there is room; nobody else withdrawn",
+        "the fix is shown; withdrawal and certificate wait and are written when there is room; nobody else withdrawn",
         "store_full in status and metrics, withdrawn once and certified when room was made, the other worker stayed listed",
     );
 }

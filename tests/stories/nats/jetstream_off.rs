@@ -11,8 +11,8 @@ async fn it_is_said_with_the_fix_and_all_is_made_up_for_when_it_is_on() {
     let options = Options { jetstream: false, ..Options::default() };
     let mut nats = Nats::start_with(folder.path(), options).await.unwrap();
     let mut stage = Stage::at(&nats.url()).await;
-    let told = stage.daemon.trouble("no_jetstream").await.unwrap();
-    assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("--jetstream")), "{told}");
+    let trouble = stage.daemon.trouble("no_jetstream").await.unwrap();
+    assert!(trouble["fix"].as_str().is_some_and(|fix| fix.contains("--jetstream")), "{trouble}");
 
     let switch = async |nats: &mut Nats, jetstream| {
         nats.stop();

@@ -50,7 +50,7 @@ async fn while_it_lives_the_second_daemon_is_refused_and_writes_nothing() {
     matrix::row(
         "a daemon of another machine holds this node's name and lives",
         "this daemon ends with status 69 and the fix, and has written nothing",
-        "ended with status 69, told to choose another name, no record written",
+        "ended with status 69, with the advice to choose another name, no record written",
     );
 }
 

@@ -25,8 +25,8 @@ async fn nobody_is_withdrawn_and_the_death_meanwhile_is_made_up_for() {
     nats.stop();
     nats.options.login = login("another");
     nats.resume().await.unwrap();
-    let told = stage.daemon.trouble("login_refused").await.unwrap();
-    assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("credentials")), "{told}");
+    let trouble = stage.daemon.trouble("login_refused").await.unwrap();
+    assert!(trouble["fix"].as_str().is_some_and(|fix| fix.contains("credentials")), "{trouble}");
     stage.kill("alpha").await;
     let book = Record::book(&nats.jetstream().await.unwrap()).await;
     assert!(book.stands_now("alpha").await && book.stands_now("beta").await);

@@ -41,9 +41,9 @@ async fn it_is_not_used_and_made_again_once_it_is_deleted() {
             Some(stage) => stage,
             none => none.insert(Stage::at(&nats.url()).await),
         };
-        let told = stage.daemon.trouble("misshapen").await.unwrap();
-        let (reason, fix) = (told["reason"].as_str().unwrap(), told["fix"].as_str().unwrap());
-        assert!(reason.contains(WORKERS_BUCKET) && reason.contains(name) && fix.contains("nats kv del"), "{told}");
+        let trouble = stage.daemon.trouble("misshapen").await.unwrap();
+        let (reason, fix) = (trouble["reason"].as_str().unwrap(), trouble["fix"].as_str().unwrap());
+        assert!(reason.contains(WORKERS_BUCKET) && reason.contains(name) && fix.contains("nats kv del"), "{trouble}");
         context.delete_key_value(WORKERS_BUCKET).await.unwrap();
         stage.daemon.no_trouble().await.unwrap();
         let book = Record::book(&context).await;
@@ -70,8 +70,8 @@ async fn one_that_keeps_more_than_is_read_is_used_and_remarked() {
     for worker in ["alpha", "beta"] {
         book.stands(worker).await;
     }
-    let told = stage.daemon.trouble("misshapen").await.unwrap();
-    assert!(told["reason"].as_str().is_some_and(|reason| reason.contains("keeps 5 values")), "{told}");
+    let trouble = stage.daemon.trouble("misshapen").await.unwrap();
+    assert!(trouble["reason"].as_str().is_some_and(|reason| reason.contains("keeps 5 values")), "{trouble}");
     stage.kill("alpha").await;
     stage.withdrawn(&book, "alpha").await;
     assert!(book.stands_now("beta").await);

@@ -14,9 +14,9 @@ async fn it_is_not_used_and_the_needed_version_is_said() {
     let mut nats = Nats::start_with(folder.path(), Options { program, ..Options::default() }).await.unwrap();
     let stage = Stage::at(&nats.url()).await;
     let router = Router::start_unready("router-1", &nats.url(), folder.path()).unwrap();
-    let told = stage.daemon.trouble("old_server").await.unwrap();
-    let (reason, fix) = (told["reason"].as_str().unwrap(), told["fix"].as_str().unwrap());
-    assert!(reason.contains("version 2.10.") && fix.contains("2.11"), "{told}");
+    let trouble = stage.daemon.trouble("old_server").await.unwrap();
+    let (reason, fix) = (trouble["reason"].as_str().unwrap(), trouble["fix"].as_str().unwrap());
+    assert!(reason.contains("version 2.10.") && fix.contains("2.11"), "{trouble}");
     let context = nats.jetstream().await.unwrap();
     assert!(context.get_stream("KV_lastgasp_workers").await.is_err(), "nothing is made there");
     router.says("old_server").await.unwrap();

@@ -10,8 +10,8 @@ async fn three_by_one_server_are_refused_with_the_fix() {
     let folder = tempfile::tempdir().unwrap();
     let nats = Nats::start(folder.path()).await.unwrap();
     let stage = Stage::configured(&nats.url(), |config| config.with_nats("replicas", 3)).await;
-    let told = stage.daemon.trouble("replicas").await.unwrap();
-    assert!(told["fix"].as_str().is_some_and(|fix| fix.contains("--replicas")), "{told}");
+    let trouble = stage.daemon.trouble("replicas").await.unwrap();
+    assert!(trouble["fix"].as_str().is_some_and(|fix| fix.contains("--replicas")), "{trouble}");
     matrix::row(
         "three replicas asked of a single server",
         "said with the fix; nothing is listed",
@@ -30,8 +30,8 @@ async fn a_bucket_with_one_is_used_and_remarked_until_it_has_three() {
     drop(stage);
 
     let mut stage = Stage::configured(&cluster.url(), |config| config.with_nats("replicas", 3)).await;
-    let told = stage.daemon.trouble("replicas").await.unwrap();
-    assert!(told["reason"].as_str().is_some_and(|it| it.contains("1 replicas, and 3 were asked for")), "{told}");
+    let trouble = stage.daemon.trouble("replicas").await.unwrap();
+    assert!(trouble["reason"].as_str().is_some_and(|it| it.contains("1 replicas, and 3 were asked for")), "{trouble}");
     let book = Record::book(&context).await;
     book.stands("beta").await;
     // What the fix says.

@@ -37,7 +37,7 @@ impl Kill {
         self.moments.iter().find(|(name, _)| name == what).map(|(_, at)| *at)
     }
 
-    /// When the kernel first told.
+    /// When the kernel first reported it.
     pub(crate) fn to_evidence_us(&self) -> Option<i64> {
         ["signal_delivered", "process_exit", "process_gone"].iter().filter_map(|what| self.moment(what)).min()
     }

@@ -110,7 +110,7 @@ impl CoreClient {
     }
 
     fn send(&self, message: ToCore) {
-        // To an engine core that is gone nothing can be said, and nobody is told.
+        // To an engine core that is gone nothing can be said, and no client hears of it.
         let _ = self.to_core.send(message);
     }
 }

@@ -14,7 +14,7 @@ pub(crate) enum ToCore {
     Abort { id: u64 },
     /// Fork a compiler that exits after so many milliseconds.
     Compile { id: u64, millis: u64 },
-    /// Produce nothing until told otherwise.
+    /// Produce nothing until asked to.
     Hang { on: bool },
 }
 
