@@ -42,7 +42,7 @@ pub fn text(report: &Report, style: Style) -> String {
         Grade::Degraded => style.paint(YELLOW, &format!("works, but degraded: {}", counted(count(Grade::Degraded)))),
         Grade::Broken => style.paint(RED, &format!("does not work: {}", counted(count(Grade::Broken)))),
     };
-    let _ = writeln!(out, "\nverdict: {grade}");
+    let _ = writeln!(out, "\ngrade: {grade}");
     out
 }
 
