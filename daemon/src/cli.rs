@@ -5,6 +5,7 @@ mod control;
 mod manual;
 mod output;
 
+use lastgasp_protocol::ClosedName as _;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};

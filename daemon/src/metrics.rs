@@ -1,23 +1,63 @@
 //! Prometheus metrics. Labels are the closed names that logs, JSON and certificates use too.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use lastgasp_protocol::CauseKind;
+use lastgasp_process::catalogue::{Catalogue, Family, Label};
+use lastgasp_protocol::ClosedName as _;
 use lastgasp_protocol::kv::Fault;
-use prometheus::proto::MetricType;
-use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-};
+use lastgasp_protocol::{Action, CauseKind, Phase};
+use prometheus::{GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use strum::VariantArray as _;
 
-use crate::core::HeldBack;
+use crate::core::{HeldBack, Kind, State};
+use crate::effects::actions::{Act, ActionOutcome};
 use crate::losses::Loss;
+use crate::notify::dynamo::stores::StoreChange;
+use crate::notify::infera::FrameKind;
+use crate::notify::infera::etcd::EtcdChange;
+use crate::notify::{Delivery, FAILED};
+use crate::sensors::ebpf::KernelProgram;
+use crate::sensors::proc::declare::Refusal;
 use crate::status::LossStatus;
 
-/// Every state of a worker, as in `lastgasp_worker_state`.
-pub const WORKER_STATES: [&str; 6] = ["starting", "serving", "unready", "draining", "left", "lost"];
+/// What a person should know, beside verdicts that are held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum Warning {
+    /// A worker stays unlisted although it is well again, since it was lost too often.
+    HeldDown,
+    /// A GPU has a fault that ends no worker by itself.
+    GpuFault,
+    /// A record could not be written, and is tried again.
+    RecordRetried,
+}
 
-/// What may see processes die, as in `lastgasp_death_source`.
-pub const DEATH_SOURCES: [&str; 2] = ["ebpf", "pidfd"];
+/// What a withdrawal found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum Withdrawal {
+    /// The record, which is gone now.
+    Deleted,
+    /// No record of that life.
+    WasAbsent,
+}
+
+/// What sees processes die.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum DeathSource {
+    /// Programs in the kernel.
+    Ebpf,
+    /// A descriptor of each process.
+    Pidfd,
+}
+
+/// Evidence about a life that was over.
+pub const OUTDATED: &str = "outdated";
+/// A withdrawal whose cause this daemon has not seen.
+pub const UNKNOWN_CAUSE: &str = "unknown";
+/// A declaration that counts.
+pub const ACCEPTED: &str = "accepted";
+/// The label of most gauges.
+const WORKER: Label = Label::open("worker", "its name");
 
 /// From what the kernel needs at best to what a lost NATS costs, in seconds.
 const LATENCY: [f64; 16] =
@@ -26,7 +66,7 @@ const LATENCY: [f64; 16] =
 /// All metrics of the daemon. Cloning is cheap and counts into the same.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    registry: Catalogue,
+    all: Catalogue,
     /// Pieces of evidence, by `kind`.
     pub evidence: IntCounterVec,
     /// Information lost on its way, by `hop` and `kind`.
@@ -97,142 +137,142 @@ impl Metrics {
     /// All at zero.
     #[must_use]
     pub fn new() -> Self {
-        let registry = Catalogue::default();
+        let all = Catalogue::new("lastgasp");
         let metrics = Self {
-            evidence: counters(&registry, "evidence_total", "Pieces of evidence.", &["kind"]),
-            losses: counters(
-                &registry,
+            evidence: all.counters(
+                "evidence_total",
+                "Pieces of evidence.",
+                [Label::closed::<Kind>("kind").or_words(&[OUTDATED])],
+            ),
+            losses: all.counters(
                 "losses_total",
                 "Pieces of information lost on their way, by hop and kind.",
-                &["hop", "kind"],
+                ["hop", "kind"].map(|name| Label::open(name, "see [losses](#losses)")),
             ),
-            deaths: counters(&registry, "deaths_total", "Workers found lost or left.", &["cause"]),
-            withdrawals: counters(&registry, "withdrawals_total", "Withdrawals from discovery.", &["cause", "outcome"]),
-            signals: counters(&registry, "signals_total", "Migration signals published.", &["action"]),
-            router_answers: counters(&registry, "router_answers_total", "Answers of routers to signals.", &["phase"]),
-            warnings: counters(
-                &registry,
+            deaths: all.counters("deaths_total", "Workers found lost or left.", [Label::closed::<CauseKind>("cause")]),
+            withdrawals: all.counters(
+                "withdrawals_total",
+                "Withdrawals from discovery.",
+                [
+                    Label::closed::<CauseKind>("cause").or_words(&[UNKNOWN_CAUSE]),
+                    Label::closed::<Withdrawal>("outcome"),
+                ],
+            ),
+            signals: all.counters("signals_total", "Migration signals published.", [Label::closed::<Action>("action")]),
+            router_answers: all.counters(
+                "router_answers_total",
+                "Answers of routers to signals.",
+                [Label::closed::<Phase>("phase")],
+            ),
+            warnings: all.counters(
                 "warnings_total",
                 "Warnings for people: a verdict held back, a worker held down, a GPU fault, a record tried again.",
-                &["kind"],
+                [Label::closed::<HeldBack>("kind").or::<Warning>()],
             ),
-            notifications: counters(
-                &registry,
+            notifications: all.counters(
                 "notifications_total",
                 "Tries to deliver notifications to the sinks of [[notify]].",
-                &["sink", "outcome"],
+                [Label::open("sink", "the name in `[[notify]]`"), Label::closed::<Delivery>("outcome")],
             ),
-            infera_frames: counters(
-                &registry,
+            infera_frames: all.counters(
                 "infera_frames_total",
                 "Frames published for Infera's routers.",
-                &["kind"],
+                [Label::closed::<FrameKind>("kind")],
             ),
-            infera_records: counters(
-                &registry,
+            infera_records: all.counters(
                 "infera_records_total",
                 "Changes of records in Infera's etcd, by outcome.",
-                &["outcome"],
+                [Label::closed::<EtcdChange>("outcome").or_words(&[FAILED])],
             ),
-            dynamo_records: counters(
-                &registry,
+            dynamo_records: all.counters(
                 "dynamo_records_total",
                 "Changes of workers' records in Dynamo's discovery, by outcome.",
-                &["outcome"],
+                [Label::closed::<StoreChange>("outcome").or_words(&[FAILED])],
             ),
-            dynamo_instances: gauges(
-                &registry,
+            dynamo_instances: all.gauges(
                 "dynamo_instances",
                 "Instances in Dynamo that the daemon knows a worker to be.",
-                &["worker"],
+                [WORKER],
             ),
-            infera_remembered: gauges(
-                &registry,
+            infera_remembered: all.gauges(
                 "infera_remembered_requests",
                 "Requests to a worker of Infera that may be open.",
-                &["worker"],
+                [WORKER],
             ),
-            actions: counters(
-                &registry,
+            actions: all.counters(
                 "actions_total",
                 "Actions on processes of lost workers.",
-                &["action", "outcome"],
+                [Label::closed::<Act>("action"), Label::closed::<ActionOutcome>("outcome")],
             ),
-            declarations: counters(
-                &registry,
+            declarations: all.counters(
                 "declarations_total",
                 "Workers that declared themselves: accepted, or why not.",
-                &["outcome"],
+                [Label::closed::<Refusal>("outcome").or_words(&[ACCEPTED])],
             ),
-            lost_alive_seconds: registered(
-                &registry,
-                GaugeVec::new(
-                    options("lost_alive_seconds", "Time in seconds that processes of a worker have outlived it."),
-                    &["worker"],
-                ),
+            lost_alive_seconds: all.fractions(
+                "lost_alive_seconds",
+                "Time in seconds that processes of a worker have outlived it.",
+                [WORKER],
             ),
-            stuck_processes: registered(
-                &registry,
-                IntGauge::with_opts(options(
-                    "stuck_processes",
-                    "Processes that hold their memory locked, so that their command line and environment are not read.",
-                )),
+            stuck_processes: all.gauge(
+                "stuck_processes",
+                "Processes that hold their memory locked, so that their command line and environment are not read.",
             ),
-            worker_state: gauges(&registry, "worker_state", "1 for the state a worker is in.", &["worker", "state"]),
-            evidence_to_withdrawn: latency(
-                &registry,
+            worker_state: all.gauges(
+                "worker_state",
+                "1 for the state a worker is in.",
+                [WORKER, Label::closed::<State>("state")],
+            ),
+            evidence_to_withdrawn: all.histogram(
                 "evidence_to_withdrawn_seconds",
                 "Time in seconds from the first evidence of a death to the acknowledged withdrawal.",
+                &LATENCY,
             ),
-            evidence_to_signalled: latency(
-                &registry,
+            evidence_to_signalled: all.histogram(
                 "evidence_to_signalled_seconds",
                 "Time in seconds from the first evidence of a death to the published signal.",
+                &LATENCY,
             ),
-            deaths_seen_only_by_pidfd: registered(
-                &registry,
-                IntCounter::with_opts(options(
-                    "deaths_seen_only_by_pidfd_total",
-                    "Deaths that the kernel programs missed.",
-                )),
-            ),
-            kernel_program_attached: gauges(
-                &registry,
+            deaths_seen_only_by_pidfd: all
+                .counter("deaths_seen_only_by_pidfd_total", "Deaths that the kernel programs missed."),
+            kernel_program_attached: all.gauges(
                 "kernel_program_attached",
                 "1 for a kernel program that is attached.",
-                &["program"],
+                [Label::closed::<KernelProgram>("program")],
             ),
-            death_source: gauges(
-                &registry,
+            death_source: all.gauges(
                 "death_source",
                 "1 for what sees processes die, 0 for the other.",
-                &["source"],
+                [Label::closed::<DeathSource>("source")],
             ),
-            nats_connected: registered(
-                &registry,
-                IntGauge::with_opts(options("nats_connected", "1 while NATS is connected.")),
+            nats_connected: all.gauge("nats_connected", "1 while NATS is connected."),
+            nats_faults: all.gauges(
+                "nats_faults",
+                "1 for a fault of NATS that lasts.",
+                [Label::closed::<Fault>("fault")],
             ),
-            nats_faults: gauges(&registry, "nats_faults", "1 for a fault of NATS that lasts.", &["fault"]),
-            registry,
+            all,
         };
-        let build = gauges(&metrics.registry, "build_info", "Always 1.", &["version"]);
+        let version = Label::open("version", "as `lastgasp --version` says it");
+        let build = metrics.all.gauges("build_info", "Always 1.", [version]);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         // What alerts watch for its first increase has to be there before it.
         for loss in Loss::all() {
             metrics.lose(loss, 0);
         }
         metrics.set_nats_faults(&[]);
-        for kind in HeldBack::ALL.map(HeldBack::as_str).into_iter().chain(["held_down"]) {
+        let held_back = HeldBack::VARIANTS.iter().map(HeldBack::as_str);
+        for kind in held_back.chain(Warning::VARIANTS.iter().map(Warning::as_str)) {
             metrics.warnings.with_label_values(&[kind]).reset();
         }
-        for cause in CauseKind::ALL {
+        for cause in CauseKind::VARIANTS {
             metrics.deaths.with_label_values(&[cause.as_str()]).reset();
         }
-        for action in ["drain", "move"] {
-            metrics.signals.with_label_values(&[action]).reset();
+        for action in Action::VARIANTS {
+            metrics.signals.with_label_values(&[action.as_str()]).reset();
         }
-        for phase in ["received", "done"] {
-            metrics.router_answers.with_label_values(&[phase]).reset();
+        for phase in Phase::VARIANTS {
+            metrics.router_answers.with_label_values(&[phase.as_str()]).reset();
         }
         metrics
     }
@@ -240,38 +280,37 @@ impl Metrics {
     /// Everything in the text format of Prometheus, version 0.0.4.
     #[must_use]
     pub fn text(&self) -> String {
-        TextEncoder::new()
-            .encode_to_string(&self.registry.registry.gather())
-            .expect("every metric has a name and a value")
+        self.all.text()
     }
 
     /// Says which faults NATS has now.
     pub fn set_nats_faults(&self, faults: &[Fault]) {
-        for fault in Fault::ALL {
-            self.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(faults.contains(&fault)));
+        for fault in Fault::VARIANTS {
+            self.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(faults.contains(fault)));
         }
     }
 
-    /// Puts a worker into one of [`WORKER_STATES`] and out of the others.
-    pub fn set_worker_state(&self, worker: &str, state: &str) {
-        for name in WORKER_STATES {
+    /// Puts a worker into one state and out of the others.
+    pub fn set_worker_state(&self, worker: &str, state: State) {
+        let state = state.as_str();
+        for name in State::VARIANTS.iter().map(State::as_str) {
             self.worker_state.with_label_values(&[worker, name]).set(i64::from(name == state));
         }
     }
 
     /// Drops the gauges of a worker that will not be heard of again.
     pub fn forget_worker(&self, worker: &str) {
-        for state in WORKER_STATES {
+        for state in State::VARIANTS.iter().map(State::as_str) {
             // An error says that it was not there.
             let _ = self.worker_state.remove_label_values(&[worker, state]);
         }
         let _ = self.lost_alive_seconds.remove_label_values(&[worker]);
     }
 
-    /// Says which of [`DEATH_SOURCES`] sees processes die.
-    pub fn set_death_source(&self, source: &str) {
-        for name in DEATH_SOURCES {
-            self.death_source.with_label_values(&[name]).set(i64::from(name == source));
+    /// Says what sees processes die.
+    pub fn set_death_source(&self, source: DeathSource) {
+        for other in DeathSource::VARIANTS {
+            self.death_source.with_label_values(&[other.as_str()]).set(i64::from(*other == source));
         }
     }
 
@@ -283,14 +322,14 @@ impl Metrics {
     /// Every metric, also those that have no value yet, in the order in which they are defined.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
-        self.registry.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.all.families()
     }
 
     /// Every counter above zero but losses, which the status has, for the status page.
     #[must_use]
     pub fn counters(&self) -> Vec<Counter> {
         let mut counters = Vec::new();
-        for family in self.registry.registry.gather() {
+        for family in self.all.gather() {
             let name = family.name().trim_start_matches("lastgasp_").trim_end_matches("_total").to_owned();
             if family.get_field_type() != prometheus::proto::MetricType::COUNTER || name == "losses" {
                 continue;
@@ -339,65 +378,6 @@ impl Default for Metrics {
     }
 }
 
-/// What a metric is, whether it has a value or not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Family {
-    /// Its full name.
-    pub name: String,
-    /// What it says, in a sentence.
-    pub help: String,
-    /// `counter`, `gauge` or `histogram`.
-    pub kind: &'static str,
-    /// The names of its labels.
-    pub labels: Vec<String>,
-}
-
-/// The registry, and what is in it: it does not tell of metrics without a value.
-#[derive(Debug, Clone, Default)]
-struct Catalogue {
-    registry: Registry,
-    families: Arc<Mutex<Vec<Family>>>,
-}
-
-fn options(name: &str, help: &str) -> Opts {
-    Opts::new(name, help).namespace("lastgasp")
-}
-
-/// Names are fixed and each is registered once, so this fails for the first test or never.
-fn registered<T: prometheus::core::Collector + Clone + 'static>(
-    registry: &Catalogue,
-    metric: prometheus::Result<T>,
-) -> T {
-    let metric = metric.expect("names of metrics are valid");
-    registry.registry.register(Box::new(metric.clone())).expect("names of metrics differ");
-    let kind = match metric.collect().first().map(prometheus::proto::MetricFamily::get_field_type) {
-        Some(MetricType::GAUGE) => "gauge",
-        Some(MetricType::HISTOGRAM) => "histogram",
-        _ => "counter",
-    };
-    let families = metric.desc().into_iter().map(|desc| Family {
-        name: desc.fq_name.clone(),
-        help: desc.help.clone(),
-        kind,
-        labels: desc.variable_labels.clone(),
-    });
-    registry.families.lock().unwrap_or_else(PoisonError::into_inner).extend(families);
-    metric
-}
-
-fn counters(registry: &Catalogue, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    registered(registry, IntCounterVec::new(options(name, help), labels))
-}
-
-fn gauges(registry: &Catalogue, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    registered(registry, IntGaugeVec::new(options(name, help), labels))
-}
-
-fn latency(registry: &Catalogue, name: &str, help: &str) -> Histogram {
-    let options = HistogramOpts::from(options(name, help)).buckets(LATENCY.to_vec());
-    registered(registry, Histogram::with_opts(options))
-}
-
 #[cfg(test)]
 mod tests {
     use lastgasp_ebpf::EventKind;
@@ -407,8 +387,8 @@ mod tests {
     #[test]
     fn a_worker_is_in_one_state_at_a_time() {
         let metrics = Metrics::new();
-        metrics.set_worker_state("vllm-0", "serving");
-        metrics.set_worker_state("vllm-0", "lost");
+        metrics.set_worker_state("vllm-0", State::Serving);
+        metrics.set_worker_state("vllm-0", State::Lost);
         let text = metrics.text();
         assert!(text.contains(r#"lastgasp_worker_state{state="lost",worker="vllm-0"} 1"#), "{text}");
         assert!(text.contains(r#"lastgasp_worker_state{state="serving",worker="vllm-0"} 0"#), "{text}");
@@ -451,6 +431,9 @@ mod tests {
         let families = metrics.families();
         let withdrawals =
             families.iter().find(|family| family.name == "lastgasp_withdrawals_total").expect("it is defined");
-        assert_eq!((withdrawals.kind, withdrawals.labels.join(",")), ("counter", "cause,outcome".to_owned()));
+        assert_eq!(
+            (withdrawals.kind, withdrawals.labels.iter().map(|label| label.name).collect::<Vec<_>>().join(",")),
+            ("counter", "cause,outcome".to_owned())
+        );
     }
 }

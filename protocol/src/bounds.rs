@@ -18,7 +18,8 @@ pub const MAX_PROCESSES: usize = 256;
 pub const MAX_TEXT: usize = 1024;
 
 /// Why a message is not acted on. The variant's name is the metric label.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ContractError {
     /// More than [`MAX_MESSAGE`] bytes.
     #[error("message of {0} bytes, at most {MAX_MESSAGE} are read")]
@@ -49,6 +50,7 @@ pub enum ContractError {
     },
     /// A text has a control character, which would reach logs and terminals.
     #[error("{0} contains a control character")]
+    #[strum(serialize = "control_character")]
     Control(&'static str),
     /// A list or text beyond its bound.
     #[error("{field} has {len} entries or bytes, at most {max} are read")]
@@ -60,22 +62,6 @@ pub enum ContractError {
         /// The bound.
         max: usize,
     },
-}
-
-impl ContractError {
-    /// The closed label for metrics.
-    #[must_use]
-    pub const fn label(&self) -> &'static str {
-        match self {
-            Self::Oversized(_) => "oversized",
-            Self::Malformed(_) => "malformed",
-            Self::UnknownSchema(_) => "unknown_schema",
-            Self::BadName { .. } => "bad_name",
-            Self::Misplaced { .. } => "misplaced",
-            Self::Control(_) => "control_character",
-            Self::OutOfBounds { .. } => "out_of_bounds",
-        }
-    }
 }
 
 /// Parses a message of schema 1; the schema is looked at before anything else, so that a

@@ -9,6 +9,7 @@
 
 pub mod bounds;
 pub mod certificate;
+mod closed;
 #[cfg(feature = "nats")]
 pub mod kv;
 #[cfg(feature = "nats")]
@@ -20,6 +21,7 @@ pub mod signal;
 
 pub use bounds::{ContractError, MAX_PROCESSES};
 pub use certificate::{Certificate, Container, Moment, Orphan};
+pub use closed::ClosedName;
 pub use names::{Incarnation, Name, NameError};
 pub use reason::{Cause, CauseKind, Sender};
 pub use record::{LeaseKind, NodeLease, RecordedProcess, RouterLease, WorkerRecord, WorkerState, Writer};

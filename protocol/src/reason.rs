@@ -1,10 +1,26 @@
 //! Why a worker is withdrawn: closed enums, used verbatim in signals, certificates, logs and metrics.
 
+use crate::ClosedName as _;
 use serde::{Deserialize, Serialize};
 
 /// What kind of end it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CauseKind {
     /// A critical process was killed by a signal that dumps no core (SIGKILL, SIGTERM, …).
     ProcessKilled,
@@ -34,47 +50,6 @@ pub enum CauseKind {
     Terminated,
     /// A person or a program asked for it.
     Commanded,
-}
-
-impl CauseKind {
-    /// All kinds.
-    pub const ALL: [Self; 14] = [
-        Self::ProcessKilled,
-        Self::ProcessCrashed,
-        Self::ProcessExited,
-        Self::OomKilled,
-        Self::ProcessGone,
-        Self::Replaced,
-        Self::GpuFault,
-        Self::ListenerClosed,
-        Self::ConnectionRefused,
-        Self::NotServing,
-        Self::NotReady,
-        Self::Hung,
-        Self::Terminated,
-        Self::Commanded,
-    ];
-
-    /// The wire name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ProcessKilled => "process_killed",
-            Self::ProcessCrashed => "process_crashed",
-            Self::ProcessExited => "process_exited",
-            Self::OomKilled => "oom_killed",
-            Self::ProcessGone => "process_gone",
-            Self::Replaced => "replaced",
-            Self::GpuFault => "gpu_fault",
-            Self::ListenerClosed => "listener_closed",
-            Self::ConnectionRefused => "connection_refused",
-            Self::NotServing => "not_serving",
-            Self::NotReady => "not_ready",
-            Self::Hung => "hung",
-            Self::Terminated => "terminated",
-            Self::Commanded => "commanded",
-        }
-    }
 }
 
 impl std::fmt::Display for CauseKind {

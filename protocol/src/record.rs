@@ -9,8 +9,11 @@ use crate::bounds::{self, ContractError};
 use crate::{Incarnation, Name, SCHEMA};
 
 /// A worker's state as routers see it. A worker that is not listed has no record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, strum::IntoStaticStr, strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum WorkerState {
     /// Takes new work.
     #[default]
@@ -19,18 +22,6 @@ pub enum WorkerState {
     Unready,
     /// Leaving on purpose: no new work, streams go on until the deadline and beyond.
     Draining,
-}
-
-impl WorkerState {
-    /// The wire name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Serving => "serving",
-            Self::Unready => "unready",
-            Self::Draining => "draining",
-        }
-    }
 }
 
 /// Who writes a record.
@@ -247,6 +238,8 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use crate::ClosedName as _;
+
     use super::*;
 
     const DESIGN: &str = r#"{"schema":1,"node":"gpu-a","worker":"vllm-0","incarnation":"5f0c1d2e-4711-883412","epoch":1,"state":"serving","writer":"daemon","lease":"node","engine":"vllm","models":["Qwen/Qwen3-0.6B"],"endpoint":"http://10.0.0.7:8000","registered_at":"2026-11-29T17:00:00.123Z","labels":{}}"#;
@@ -273,7 +266,7 @@ mod tests {
     #[test]
     fn a_record_under_another_key_is_refused() {
         let error = WorkerRecord::parse("gpu-b.vllm-0", DESIGN.as_bytes()).unwrap_err();
-        assert_eq!(error.label(), "misplaced");
+        assert_eq!(error.as_str(), "misplaced");
     }
 
     #[test]
@@ -285,11 +278,11 @@ mod tests {
     #[test]
     fn hostile_sizes_are_refused() {
         let long = DESIGN.replace("Qwen/Qwen3-0.6B", &"x".repeat(2000));
-        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", long.as_bytes()).unwrap_err().label(), "out_of_bounds");
+        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", long.as_bytes()).unwrap_err().as_str(), "out_of_bounds");
         let escape = DESIGN.replace("Qwen/Qwen3-0.6B", "\\u001b[2J");
-        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", escape.as_bytes()).unwrap_err().label(), "control_character");
+        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", escape.as_bytes()).unwrap_err().as_str(), "control_character");
         let huge = vec![b' '; bounds::MAX_MESSAGE + 1];
-        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", &huge).unwrap_err().label(), "oversized");
-        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", b"\xff\xfe").unwrap_err().label(), "malformed");
+        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", &huge).unwrap_err().as_str(), "oversized");
+        assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", b"\xff\xfe").unwrap_err().as_str(), "malformed");
     }
 }

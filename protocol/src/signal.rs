@@ -8,8 +8,23 @@ use crate::{Cause, Incarnation, Name};
 
 /// What a router is to do. They only escalate: a `move` follows every `drain`
 /// unless the worker is listed again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Action {
     /// No new work there; streams go on.
     Drain,
@@ -18,8 +33,22 @@ pub enum Action {
 }
 
 /// How streams that cannot be moved are treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Mode {
     /// The worker still runs: what cannot be moved stays until upstream ends it.
     Handover,
@@ -86,8 +115,21 @@ impl MigrateSignal {
 }
 
 /// Which of the two answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Phase {
     /// Sent at once.
     Received,
@@ -153,6 +195,8 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use crate::ClosedName as _;
+
     use super::*;
     use crate::CauseKind;
 
@@ -168,7 +212,7 @@ mod tests {
     #[test]
     fn a_signal_on_another_nodes_subject_is_refused() {
         let error = MigrateSignal::parse("lastgasp.v1.migrate.gpu-b", DESIGN.as_bytes()).unwrap_err();
-        assert_eq!(error.label(), "misplaced");
+        assert_eq!(error.as_str(), "misplaced");
     }
 
     #[test]
@@ -199,7 +243,7 @@ mod tests {
         for wrong in [r#""12""#, "-1", "1.5", "null", "[]"] {
             let text = format!(r#"{{"schema":1,"router":"r","certificate":"01K","phase":"done","streams":{wrong}}}"#);
             let error = Answer::parse(text.as_bytes()).unwrap_err();
-            assert_eq!(error.label(), "malformed", "{wrong}");
+            assert_eq!(error.as_str(), "malformed", "{wrong}");
         }
     }
 }

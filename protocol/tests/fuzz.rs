@@ -1,6 +1,7 @@
 //! Signals, answers, records, leases, tokens and lists of servers under damaged input.
 #![forbid(unsafe_code)]
 
+use lastgasp_protocol::ClosedName as _;
 use std::path::Path;
 
 use lastgasp_protocol::{Answer, MigrateSignal, Name, NodeLease, RouterLease, WorkerRecord};
@@ -29,7 +30,7 @@ fn a_signal_is_refused_or_read_back_as_it_was_written() {
             assert_eq!(again, signal);
             (None, signal.workers.len().min(3), signal.mode.is_some(), signal.cause.sender.is_some())
         }
-        Err(error) => (Some(error.label()), error.to_string().len().min(40), false, false),
+        Err(error) => (Some(error.as_str()), error.to_string().len().min(40), false, false),
     });
 }
 
@@ -42,7 +43,7 @@ fn an_answer_is_refused_or_read_back_as_it_was_written() {
             assert_eq!(Answer::parse(&answer.to_json()).unwrap(), Answer { counts, ..answer.clone() });
             (None, answer.counts.is_some())
         }
-        Err(error) => (Some(error.label()), false),
+        Err(error) => (Some(error.as_str()), false),
     });
 }
 
@@ -61,7 +62,7 @@ fn a_record_or_lease_is_refused_or_read_back_as_it_was_written() {
                 assert_eq!(WorkerRecord::parse("gpu-a.vllm-0", &record.to_json()).as_ref(), Ok(&record));
                 (None, lease.is_ok(), router, record.models.len().min(3))
             }
-            Err(error) => (Some(error.label()), lease.is_ok(), router, error.to_string().len().min(40)),
+            Err(error) => (Some(error.as_str()), lease.is_ok(), router, error.to_string().len().min(40)),
         }
     });
 }

@@ -1,22 +1,27 @@
 //! What is counted, under the names that dashboards use.
 
+use lastgasp_protocol::ClosedName as _;
 use std::sync::Mutex;
 
-use prometheus::core::Collector;
-use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-};
+use lastgasp_process::catalogue::{Catalogue, Family, Label};
+use lastgasp_protocol::ContractError;
+use lastgasp_protocol::kv::Fault;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::proxy::reason::MoveFailure;
-use crate::workers::Workers;
+use crate::continuation::{Broken, Exactness, Unmovable};
+use crate::proxy::reason::{Seen, Unable};
+use crate::workers::{SignalResult, Why, Workers};
 
 /// Seconds; a move takes a round trip and a prefill.
 const GAPS: [f64; 14] = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
+/// A worker that may have new work.
+const SERVING: &str = "serving";
+
 /// All of the router's metrics.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
+    all: Catalogue,
     /// Streams moved, by reason and exactness.
     pub migrations: IntCounterVec,
     /// Streams that could not be moved, by reason.
@@ -44,101 +49,71 @@ pub struct Metrics {
     scrape: Mutex<()>,
 }
 
-/// What a metric is, whether it has a value or not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Family {
-    /// Its full name.
-    pub name: String,
-    /// What it says, in a sentence.
-    pub help: String,
-    /// `counter`, `gauge` or `histogram`.
-    pub kind: &'static str,
-    /// The names of its labels.
-    pub labels: Vec<String>,
-}
-
 impl Default for Metrics {
     fn default() -> Self {
-        let registry = Registry::new();
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels).expect("a valid name");
-            registry.register(Box::new(counter.clone())).expect("a name of its own");
-            counter
-        };
-        let gauge = |name: &str, help: &str, labels: &[&str]| {
-            let gauge = IntGaugeVec::new(Opts::new(name, help), labels).expect("a valid name");
-            registry.register(Box::new(gauge.clone())).expect("a name of its own");
-            gauge
-        };
-        let plain = |name: &str, help: &str| {
-            let counter = IntCounter::new(name, help).expect("a valid name");
-            registry.register(Box::new(counter.clone())).expect("a name of its own");
-            counter
-        };
-        let histogram = |name: &str, help: &str| {
-            let options = HistogramOpts::new(name, help).buckets(GAPS.to_vec());
-            let histogram = Histogram::with_opts(options).expect("a valid name");
-            registry.register(Box::new(histogram.clone())).expect("a name of its own");
-            histogram
-        };
+        let all = Catalogue::new("lastgasp_router");
+        let left = || Label::closed::<Why>("reason").or::<Broken>().or::<Seen>();
         let metrics = Self {
-            migrations: counter(
-                "lastgasp_router_migrations_total",
-                "Streams continued on another worker",
-                &["reason", "exactness"],
+            migrations: all.counters(
+                "migrations_total",
+                "Streams continued on another worker.",
+                [left(), Label::closed::<Exactness>("exactness")],
             ),
-            migrations_failed: counter(
-                "lastgasp_router_migrations_failed_total",
-                "Streams that ended with an error because they could not be continued",
-                &["reason"],
+            migrations_failed: all.counters(
+                "migrations_failed_total",
+                "Streams that ended with an error because they could not be continued.",
+                [Label::closed::<Unable>("reason").or::<Unmovable>()],
             ),
-            retries: counter(
-                "lastgasp_router_retries_total",
-                "Requests sent to another worker before anything was produced",
-                &["reason"],
+            retries: all.counters(
+                "retries_total",
+                "Requests sent to another worker before anything was produced.",
+                [left()],
             ),
-            gap: histogram(
-                "lastgasp_router_migration_gap_seconds",
-                "Time in seconds from the loss of a worker to the first chunk of the next one",
+            gap: all.histogram(
+                "migration_gap_seconds",
+                "Time in seconds from the loss of a worker to the first chunk of the next one.",
+                &GAPS,
             ),
-            first_token: histogram(
-                "lastgasp_router_first_chunk_seconds",
-                "Time in seconds from a request to its first chunk",
+            first_token: all.histogram(
+                "first_chunk_seconds",
+                "Time in seconds from a request to its first chunk.",
+                &GAPS,
             ),
-            requests: counter("lastgasp_router_requests_total", "Requests by path and status", &["path", "status"]),
-            bodies_refused: plain(
-                "lastgasp_router_bodies_refused_total",
-                "Requests refused because the bodies held fill --max-bodies",
+            requests: all.counters(
+                "requests_total",
+                "Requests by path and status.",
+                [Label::open("path", "a path that is known, else `other`"), Label::open("status", "the HTTP status")],
             ),
-            signals: counter(
-                "lastgasp_router_signals_total",
-                "Workers named in migration signals, by result, and signals that the router refused",
-                &["result"],
+            bodies_refused: all
+                .counter("bodies_refused_total", "Requests refused because the bodies held fill --max-bodies."),
+            signals: all.counters(
+                "signals_total",
+                "Workers named in migration signals, by result, and signals that the router refused.",
+                [Label::closed::<SignalResult>("result").or::<ContractError>()],
             ),
-            records_refused: counter(
-                "lastgasp_router_records_refused_total",
-                "Worker records and node leases that the router refused",
-                &["reason"],
+            records_refused: all.counters(
+                "records_refused_total",
+                "Worker records and node leases that the router refused.",
+                [Label::closed::<ContractError>("reason")],
             ),
-            nats_faults: gauge("lastgasp_router_nats_faults", "1 for a fault of NATS that lasts", &["fault"]),
-            log_lines_lost: plain(
-                "lastgasp_router_log_lines_lost_total",
+            nats_faults: all.gauges(
+                "nats_faults",
+                "1 for a fault of NATS that lasts.",
+                [Label::closed::<Fault>("fault")],
+            ),
+            log_lines_lost: all.counter(
+                "log_lines_lost_total",
                 "Lines of the log that the router dropped because nothing reads its standard error fast enough, or \
-                 could not write",
+                 could not write.",
             ),
-            in_flight: gauge("lastgasp_router_in_flight", "Requests under way", &["worker"]),
-            serving: gauge("lastgasp_router_workers", "Workers that may have new work", &["state"]),
-            registry,
+            in_flight: all.gauges("in_flight", "Requests under way.", [Label::open("worker", "`node/worker`")]),
+            serving: all.gauges("workers", "Workers that may have new work.", [Label::words("state", &[SERVING])]),
+            all,
             scrape: Mutex::default(),
         };
         // What alerts watch for its first increase has to be there before it.
-        for failure in [
-            MoveFailure::NoWorker,
-            MoveFailure::RefusedByWorker,
-            MoveFailure::RetriesExhausted,
-            MoveFailure::LimitReached,
-        ] {
-            metrics.migrations_failed.with_label_values(&[failure.as_str()]).reset();
+        for reason in [Unable::NoWorker, Unable::RefusedByWorker, Unable::RetriesExhausted, Unable::LimitReached] {
+            metrics.migrations_failed.with_label_values(&[reason.as_str()]).reset();
         }
         metrics
     }
@@ -148,45 +123,7 @@ impl Metrics {
     /// Every metric, also those that have no value yet.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
-        let Self {
-            registry: _,
-            migrations,
-            migrations_failed,
-            retries,
-            gap,
-            first_token,
-            requests,
-            bodies_refused,
-            signals,
-            records_refused,
-            nats_faults,
-            log_lines_lost,
-            in_flight,
-            serving,
-            scrape: _,
-        } = self;
-        let all: [(&'static str, &dyn Collector); 13] = [
-            ("counter", migrations),
-            ("counter", migrations_failed),
-            ("counter", retries),
-            ("histogram", gap),
-            ("histogram", first_token),
-            ("counter", requests),
-            ("counter", bodies_refused),
-            ("counter", signals),
-            ("counter", records_refused),
-            ("gauge", nats_faults),
-            ("counter", log_lines_lost),
-            ("gauge", in_flight),
-            ("gauge", serving),
-        ];
-        let family = |kind, desc: &prometheus::core::Desc| Family {
-            name: desc.fq_name.clone(),
-            help: format!("{}.", desc.help),
-            kind,
-            labels: desc.variable_labels.clone(),
-        };
-        all.iter().flat_map(|(kind, metric)| metric.desc().into_iter().map(|desc| family(*kind, desc))).collect()
+        self.all.families()
     }
 
     /// The exposition format.
@@ -201,12 +138,10 @@ impl Metrics {
         let more = lastgasp_process::log::lost().saturating_sub(self.log_lines_lost.get());
         self.log_lines_lost.inc_by(more);
         let serving = i64::try_from(workers.serving()).unwrap_or(i64::MAX);
-        self.serving.with_label_values(&["serving"]).set(serving);
-        let families = self.registry.gather();
+        self.serving.with_label_values(&[SERVING]).set(serving);
+        let text = self.all.text();
         drop(scrape);
-        let mut out = Vec::new();
-        TextEncoder::new().encode(&families, &mut out).expect("memory does not fail");
-        String::from_utf8(out).expect("the format is UTF-8")
+        text
     }
 }
 

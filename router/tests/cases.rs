@@ -1,6 +1,7 @@
 //! Every case in `cases/`: one client request, what each worker tried would send, and what the client must see.
 #![forbid(unsafe_code)]
 
+use lastgasp_protocol::ClosedName as _;
 use std::fs;
 use std::path::Path;
 

@@ -5,6 +5,7 @@
 mod fake;
 
 use fake::{CONTEXT, Client, EOS, Fake, Frontend};
+use lastgasp_protocol::ClosedName as _;
 use lastgasp_router::continuation::{
     Body, Continuation, Endpoint, Engine, Exactness, Options, Progress, Refusal, StreamEnd, Target, error_event,
 };

@@ -1,6 +1,8 @@
 //! What loads, and what is said when it does not.
 
+use lastgasp_protocol::ClosedName as _;
 use std::process::Command;
+use strum::VariantArray as _;
 
 use lastgasp::sensors::ebpf::{EbpfError, KernelProgram, KernelPrograms, LoadOptions, OffReason, ProgramState};
 use lastgasp_ebpf::EventKind;
@@ -34,9 +36,9 @@ fn a_probe_that_is_off_leaves_the_others_on() {
 
 #[test]
 fn with_every_probe_off_nothing_is_loaded() {
-    let options = LoadOptions { disabled: KernelProgram::ALL.into(), ..LoadOptions::default() };
+    let options = LoadOptions { disabled: KernelProgram::VARIANTS.into(), ..LoadOptions::default() };
     match KernelPrograms::load(&options) {
-        Err(EbpfError::NoProgram(programs)) => assert_eq!(programs.len(), KernelProgram::ALL.len()),
+        Err(EbpfError::NoProgram(programs)) => assert_eq!(programs.len(), KernelProgram::VARIANTS.len()),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("something was attached"),
     }

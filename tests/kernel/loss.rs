@@ -2,13 +2,14 @@
 
 use lastgasp::sensors::ebpf::{KernelProgram, LoadOptions};
 use lastgasp_ebpf::EventKind;
+use strum::VariantArray as _;
 
 use crate::harness::{Kernel, Victim};
 
 #[test]
 fn received_and_dropped_are_all_there_were() {
     const CHILDREN: u64 = 200;
-    let disabled = KernelProgram::ALL.into_iter().filter(|program| *program != KernelProgram::Fork).collect();
+    let disabled = KernelProgram::VARIANTS.iter().copied().filter(|program| *program != KernelProgram::Fork).collect();
     // One page, the smallest ring there is: room for about 30 events.
     let options = LoadOptions { disabled, ring_bytes: Some(4096), ..LoadOptions::default() };
     let mut kernel = Kernel::load_with(&options);

@@ -1,5 +1,6 @@
 //! What NATS says of the workers, from the first revision on.
 
+use lastgasp_protocol::ClosedName as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 

@@ -67,23 +67,13 @@ pub struct Config {
 }
 
 /// Whether anything is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Mode {
     /// Withdraw, signal, certify.
     Enforce,
     /// Decide, certify and count, but change nothing.
     Observe,
-}
-
-impl Mode {
-    /// As in the configuration.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Enforce => "enforce",
-            Self::Observe => "observe",
-        }
-    }
 }
 
 /// Whether the kernel is asked.

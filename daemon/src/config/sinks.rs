@@ -1,9 +1,11 @@
 //! `[[notify]]`: what each kind of sink needs, and what it has no use for.
 
+use lastgasp_protocol::ClosedName as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
+use strum::VariantArray as _;
 
 use super::build::{millis, nats, needed, number, require, text};
 use super::schema::{SCHEMA, Setting};
@@ -114,10 +116,11 @@ fn sink(settings: &mut Settings, index: usize, kind: &str) -> Option<NotifyConfi
     let what = if own == "url" { "where JSON is posted to" } else { "a program, as [\"/usr/local/bin/on-death\"]" };
     require(settings, &at(own), what);
     let on = settings.texts(&at("on")).into_iter().filter_map(|word| {
-        let known = NotificationKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+        let known = NotificationKind::VARIANTS.iter().copied().find(|kind| kind.as_str() == word);
         if known.is_none() {
             let place = settings.place(&at("on"));
-            let allowed = NotificationKind::ALL.map(NotificationKind::as_str).join(", ");
+            let allowed =
+                NotificationKind::VARIANTS.iter().map(NotificationKind::as_str).collect::<Vec<_>>().join(", ");
             settings.refuse(place, &at("on"), format!("{word:?} is unknown; allowed: {allowed}"));
         }
         known

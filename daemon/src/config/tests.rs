@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::time::Duration;
+use strum::VariantArray as _;
 
 use lastgasp_protocol::Writer;
 
@@ -481,7 +482,7 @@ fn sinks_of_notices_have_what_their_kind_needs() {
     let [exec, hook] = &config.notify[..] else { panic!("{:?}", config.notify) };
     assert_eq!((exec.name.as_str(), &exec.on[..]), ("exec-0", &[NotificationKind::Withdrawn][..]));
     assert_eq!(exec.kind, NotifyKind::Exec { command: vec!["/bin/on-death".into(), "-v".into()] });
-    assert_eq!((hook.name.as_str(), &hook.on[..], hook.attempts), ("webhook-1", &NotificationKind::ALL[..], 8));
+    assert_eq!((hook.name.as_str(), &hook.on[..], hook.attempts), ("webhook-1", NotificationKind::VARIANTS, 8));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the core wants done. Effects are carried out concurrently, and retried as state.
 
+use lastgasp_protocol::ClosedName as _;
 use std::time::Duration;
 
 use lastgasp_protocol::{Action, Cause, Incarnation, Mode, WorkerState};
@@ -8,8 +9,22 @@ use serde::Serialize;
 use super::{Nanos, Process, ProcessId, WorkerId};
 
 /// Where a worker's life stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum State {
     /// Its root process is there, it has not begun to serve. Loading takes minutes.
     Starting,
@@ -23,24 +38,6 @@ pub enum State {
     Left,
     /// Dead, hung or unreachable.
     Lost,
-}
-
-impl State {
-    /// All states, in the order of a life.
-    pub const ALL: [Self; 6] = [Self::Starting, Self::Serving, Self::Unready, Self::Draining, Self::Left, Self::Lost];
-
-    /// The closed name used in logs, metrics and status.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Serving => "serving",
-            Self::Unready => "unready",
-            Self::Draining => "draining",
-            Self::Left => "left",
-            Self::Lost => "lost",
-        }
-    }
 }
 
 impl std::fmt::Display for State {
@@ -74,27 +71,16 @@ pub enum Timer {
 }
 
 /// Why a verdict that the evidence would allow is not given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr, strum::VariantArray, strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum HeldBack {
     /// More withdrawals without process evidence in the last minute than the policy allows.
     BlastRadius,
     /// Probes of several workers fail at once while their processes live: it is about us.
     AboutUs,
-}
-
-impl HeldBack {
-    /// All reasons.
-    pub const ALL: [Self; 2] = [Self::BlastRadius, Self::AboutUs];
-
-    /// The closed name used in logs and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BlastRadius => "blast_radius",
-            Self::AboutUs => "about_us",
-        }
-    }
 }
 
 /// One thing to do.

@@ -124,8 +124,9 @@ pub enum Addressee {
 }
 
 /// Which way a TCP reset went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Direction {
     /// From the serving port.
     Sent,
@@ -133,20 +134,10 @@ pub enum Direction {
     Received,
 }
 
-impl Direction {
-    /// The closed name used in logs and certificates.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sent => "sent",
-            Self::Received => "received",
-        }
-    }
-}
-
 /// What is to be done about a GPU fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum GpuPolicy {
     /// The process does not come out of it: lost.
     Lost,
@@ -157,7 +148,8 @@ pub enum GpuPolicy {
 }
 
 /// One observation. Where a process is meant, it is a *critical* one of the worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// The kernel reported the exit of the whole thread group (`sched_process_exit`).
     ProcessExit {
@@ -267,34 +259,6 @@ pub enum Kind {
         /// Somebody listens at the address nevertheless (`/proc/net/tcp`).
         listening: bool,
     },
-}
-
-impl Kind {
-    /// The closed name used in logs, metrics and certificates.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::ProcessExit { .. } => "process_exit",
-            Self::ProcessGone { .. } => "process_gone",
-            Self::SignalDelivered { .. } => "signal_delivered",
-            Self::OomVictim { .. } => "oom_victim",
-            Self::StillAlive { .. } => "still_alive",
-            Self::SignalSent { .. } => "signal_sent",
-            Self::Replaced { .. } => "replaced",
-            Self::TcpReset { .. } => "tcp_reset",
-            Self::GpuFault { .. } => "gpu_fault",
-            Self::CriticalSeen { .. } => "critical_seen",
-            Self::ListenerClosed { .. } => "listener_closed",
-            Self::Terminating { .. } => "terminating",
-            Self::Listening => "listening",
-            Self::Serving { .. } => "serving",
-            Self::NotServing { .. } => "not_serving",
-            Self::WatchBroken => "watch_broken",
-            Self::ProbeUnanswered => "probe_unanswered",
-            Self::ProbeAnswered => "probe_answered",
-            Self::ProbeRefused { .. } => "probe_refused",
-        }
-    }
 }
 
 /// One observation about one life of one worker.

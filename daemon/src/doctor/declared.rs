@@ -1,5 +1,6 @@
 //! Processes that declare themselves workers.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::HashSet;
 
 use futures_util::future::join_all;

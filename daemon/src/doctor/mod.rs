@@ -12,6 +12,7 @@ mod privileges;
 mod render;
 mod workers;
 
+use lastgasp_protocol::ClosedName as _;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Problem};
@@ -20,8 +21,9 @@ use crate::sensors::proc::memory;
 pub use self::render::text;
 
 /// How bad a finding is. Later is worse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Grade {
     /// As it should be.
     Fine,
@@ -33,22 +35,10 @@ pub enum Grade {
     Broken,
 }
 
-impl Grade {
-    /// As in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Fine => "fine",
-            Self::Note => "note",
-            Self::Degraded => "degraded",
-            Self::Broken => "broken",
-        }
-    }
-}
-
 /// What a finding is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Area {
     /// The configuration.
     Configuration,
@@ -64,22 +54,6 @@ pub enum Area {
     Workers,
     /// The daemon that runs now.
     Daemon,
-}
-
-impl Area {
-    /// As in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::Kernel => "kernel",
-            Self::Privileges => "privileges",
-            Self::Sensors => "sensors",
-            Self::Nats => "nats",
-            Self::Workers => "workers",
-            Self::Daemon => "daemon",
-        }
-    }
 }
 
 /// One thing that was looked at.

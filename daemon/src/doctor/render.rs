@@ -1,5 +1,6 @@
 //! The report as a person reads it.
 
+use lastgasp_protocol::ClosedName as _;
 use std::fmt::Write as _;
 
 use super::{Finding, Grade, Report};

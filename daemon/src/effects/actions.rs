@@ -24,7 +24,8 @@ const COMMAND: Duration = Duration::from_secs(30);
 const MAX_PEERS: usize = 8;
 
 /// What is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Act {
     /// SIGKILL to what outlives the root.
     Reap,
@@ -40,23 +41,9 @@ pub enum Act {
     Sever,
 }
 
-impl Act {
-    /// The closed name used in certificates, logs and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Reap => "reap",
-            Self::Terminate => "terminate",
-            Self::Kill => "kill",
-            Self::KillTree => "kill_tree",
-            Self::Command => "command",
-            Self::Sever => "sever",
-        }
-    }
-}
-
 /// What came of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ActionOutcome {
     /// The signal was sent, the command ended with status 0, the connections are destroyed.
     Done,
@@ -70,21 +57,6 @@ pub enum ActionOutcome {
     Observed,
     /// Nothing was done: the processes were not proven to be the worker.
     Unproven,
-}
-
-impl ActionOutcome {
-    /// The closed name used in logs and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Gone => "gone",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Observed => "observed",
-            Self::Unproven => "unproven",
-        }
-    }
 }
 
 /// One thing that was done.

@@ -1,5 +1,6 @@
 //! Death certificates: from the first evidence to the last router's answer, in order.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,8 @@ const MAX_RECALLED: usize = 2048;
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// What kind of thing a moment is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum MomentKind {
     /// A sensor reported.
     Evidence,
@@ -44,16 +46,6 @@ pub enum MomentKind {
     Decision,
     /// Something was carried out.
     Effect,
-}
-
-impl MomentKind {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Evidence => "evidence",
-            Self::Decision => "decision",
-            Self::Effect => "effect",
-        }
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -161,7 +153,7 @@ impl Deaths {
             Kind::Listening | Kind::WatchBroken | Kind::ProbeUnanswered | Kind::ProbeAnswered => String::new(),
         };
         let gone = matches!(kind, Kind::ProcessGone { .. });
-        self.push(worker, None, Entry::new(at, MomentKind::Evidence, kind.name(), detail));
+        self.push(worker, None, Entry::new(at, MomentKind::Evidence, kind.as_str(), detail));
         if gone && let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             draft.process_gone = true;
         }
@@ -192,7 +184,7 @@ impl Deaths {
             Some(reason) => format!("{} {reason}", direction.as_str()),
             None => direction.as_str().to_owned(),
         };
-        let what = kind.name();
+        let what = kind.as_str();
         let same = |entry: &&mut Entry| {
             entry.what == what && entry.detail.strip_prefix(&sort).is_some_and(|rest| rest.starts_with(':'))
         };

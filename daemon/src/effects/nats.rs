@@ -50,7 +50,8 @@ pub enum NatsError {
 }
 
 /// Where the connection stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ConnectionState {
     /// No connection yet.
     Connecting,
@@ -58,18 +59,6 @@ pub enum ConnectionState {
     Connected,
     /// It was up; a new one is sought.
     Disconnected,
-}
-
-impl ConnectionState {
-    /// The closed name used in status.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connecting => "connecting",
-            Self::Connected => "connected",
-            Self::Disconnected => "disconnected",
-        }
-    }
 }
 
 /// The three buckets.

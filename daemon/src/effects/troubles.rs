@@ -1,6 +1,7 @@
 //! What is wrong with NATS at present: shown in the log when it begins and ends, and in status and
 //! metrics for as long as it lasts.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -13,6 +13,7 @@ mod handle;
 pub mod infera;
 mod webhook;
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -33,9 +34,29 @@ use crate::metrics::Metrics;
 /// Pauses between tries: the first one, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
+/// A bridge could not make a change: another try follows.
+pub(crate) const FAILED: &str = "failed";
+
+/// What came of a try to deliver a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum Delivery {
+    /// The sink has it.
+    Delivered,
+    /// It failed, and another try follows.
+    Retried,
+    /// The sink does not want it.
+    Refused,
+    /// Every try failed.
+    GivenUp,
+}
+
 /// What a notification tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr, strum::VariantArray, strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum NotificationKind {
     /// The worker is listed and takes new work.
     Serving,
@@ -47,23 +68,6 @@ pub enum NotificationKind {
     Withdrawn,
     /// Its death certificate is complete.
     Certificate,
-}
-
-impl NotificationKind {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Serving, Self::Unready, Self::Draining, Self::Withdrawn, Self::Certificate];
-
-    /// The closed name used in the configuration, in JSON and in logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Serving => "serving",
-            Self::Unready => "unready",
-            Self::Draining => "draining",
-            Self::Withdrawn => "withdrawn",
-            Self::Certificate => "certificate",
-        }
-    }
 }
 
 impl From<WorkerState> for NotificationKind {
@@ -117,23 +121,13 @@ pub struct Lost {
 }
 
 /// Who else has a discovery or routers of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum System {
     /// See [`infera`].
     Infera,
     /// See [`dynamo`].
     Dynamo,
-}
-
-impl System {
-    /// The closed name used in certificates.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Infera => "infera",
-            Self::Dynamo => "dynamo",
-        }
-    }
 }
 
 /// What was done about a worker, for its certificate.
@@ -369,7 +363,9 @@ async fn deliver(
     metrics: &Metrics,
 ) {
     let body = serde_json::to_vec(notification).expect("texts, numbers and lists of them");
-    let count = |outcome: &str| metrics.notifications.with_label_values(&[config.name.as_str(), outcome]).inc();
+    let count = |outcome: Delivery| {
+        metrics.notifications.with_label_values(&[config.name.as_str(), outcome.as_str()]).inc();
+    };
     let (mut pause, longest) = PAUSES;
     for attempt in 1..=config.attempts {
         let once = async {
@@ -381,7 +377,7 @@ async fn deliver(
         };
         let tried = tokio::time::timeout(config.timeout, once).await;
         let failure = match tried {
-            Ok(Ok(())) => return count("delivered"),
+            Ok(Ok(())) => return count(Delivery::Delivered),
             Ok(Err(failure)) => failure,
             Err(_) => DeliveryFailure::Later(format!("no end within {} ms", config.timeout.as_millis())),
         };
@@ -390,10 +386,14 @@ async fn deliver(
         if last {
             tracing::error!(sink, %worker, event, attempt, error = %failure, "notification lost: the sink refused it, or every try failed");
             metrics.lose(Loss::Notification, 1);
-            return count(if matches!(failure, DeliveryFailure::Refused(_)) { "refused" } else { "given_up" });
+            return count(if matches!(failure, DeliveryFailure::Refused(_)) {
+                Delivery::Refused
+            } else {
+                Delivery::GivenUp
+            });
         }
         tracing::warn!(sink, %worker, event, attempt, error = %failure, "notification not delivered yet: another try follows");
-        count("retried");
+        count(Delivery::Retried);
         // The daemons of a fleet do not all come back at once.
         tokio::time::sleep(pause + Duration::from_millis(u64::from(std::process::id()) % 100)).await;
         pause = (pause * 2).min(longest);
@@ -402,6 +402,8 @@ async fn deliver(
 
 #[cfg(test)]
 mod tests {
+    use strum::VariantArray as _;
+
     use super::*;
 
     pub(super) fn notification(worker: &str, event: NotificationKind) -> Notification {
@@ -424,7 +426,7 @@ mod tests {
         NotifyConfig {
             name: "exec-0".into(),
             kind: NotifyKind::Exec { command: command.iter().map(|&part| part.to_owned()).collect() },
-            on: NotificationKind::ALL.to_vec(),
+            on: NotificationKind::VARIANTS.to_vec(),
             timeout: Duration::from_secs(5),
             attempts,
             concurrency: 1,

@@ -1,6 +1,7 @@
 //! What is done about the processes of a worker that was lost, after the record is withdrawn and
 //! the routers are signalled: never in `mode = "observe"`, and not to a worker that has come back.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;

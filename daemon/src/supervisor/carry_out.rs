@@ -1,8 +1,9 @@
 //! From the core's effects to records, signals, certificates and timers.
 
+use lastgasp_protocol::ClosedName as _;
 use lastgasp_protocol::{
-    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, Phase, RecordedProcess, SCHEMA,
-    WorkerRecord, WorkerRef, WorkerState, Writer,
+    Action, Cause, CauseKind, Container, Incarnation, MigrateSignal, Mode, RecordedProcess, SCHEMA, WorkerRecord,
+    WorkerRef, WorkerState, Writer,
 };
 
 use crate::config::Mode as RunMode;
@@ -12,6 +13,7 @@ use crate::effects::discovery::{Desired, WriteOutcome};
 use crate::effects::signals::Answered;
 use crate::fault;
 use crate::losses::Loss;
+use crate::metrics::{UNKNOWN_CAUSE, Warning, Withdrawal};
 use crate::sensors::proc;
 
 use super::Supervisor;
@@ -109,7 +111,7 @@ impl Supervisor {
                     tracing::warn!(worker = %name, losses, seconds, "worker held down: the daemon lists it later");
                     self.notifications.recovers(name);
                     self.note(name, format!("held down for {seconds} s: lost {losses} times in a row"));
-                    self.metrics.warnings.with_label_values(&["held_down"]).inc();
+                    self.metrics.warnings.with_label_values(&[Warning::HeldDown.as_str()]).inc();
                 }
                 Effect::Held { worker, reason, cause } => {
                     let name = self.name(worker);
@@ -132,7 +134,7 @@ impl Supervisor {
         tracing::info!(worker = %name, from = from.as_str(), to = to.as_str(), cause = %why, "state");
         let because = if why.is_empty() { String::new() } else { format!(": {why}") };
         self.tell_state(&name, format!("{from} -> {to}{because}"));
-        self.metrics.set_worker_state(name.as_str(), to.as_str());
+        self.metrics.set_worker_state(name.as_str(), to);
         let slot = &mut self.workers[worker];
         slot.since = jiff::Timestamp::now();
         slot.reason.clone_from(&why);
@@ -222,10 +224,7 @@ impl Supervisor {
             workers: group.iter().map(|outgoing| self.worker_ref(&outgoing.listing)).collect(),
             cause: cause.clone(),
         };
-        let what = match action {
-            Action::Drain => "drain",
-            Action::Move => "move",
-        };
+        let what = action.as_str();
         if observed_only {
             tracing::warn!(action = what, %cause, workers = signal.workers.len(), "would signal (mode = \"observe\")");
         } else {
@@ -356,10 +355,10 @@ impl Supervisor {
                     sidecar.withdrawn = true;
                 }
                 slot.revision = revision.unwrap_or(slot.revision);
-                let outcome = if revision.is_some() { "deleted" } else { "was_absent" };
+                let outcome = if revision.is_some() { Withdrawal::Deleted } else { Withdrawal::WasAbsent };
                 let ending = slot.ending.take();
-                let kind = ending.as_ref().map_or("unknown", |ending| ending.cause.kind.as_str());
-                self.metrics.withdrawals.with_label_values(&[kind, outcome]).inc();
+                let kind = ending.as_ref().map_or(UNKNOWN_CAUSE, |ending| ending.cause.kind.as_str());
+                self.metrics.withdrawals.with_label_values(&[kind, outcome.as_str()]).inc();
                 if let Some(Ending { evidence_at, .. }) = &ending {
                     self.metrics.evidence_to_withdrawn.observe(now.since(*evidence_at).as_secs_f64());
                 }
@@ -380,7 +379,7 @@ impl Supervisor {
             WriteOutcome::Failed { refused, fault, error } => {
                 let cost = "the worker is not listed, or not withdrawn, until another try succeeds";
                 self.troubles.bad(&record, fault, error, cost);
-                self.metrics.warnings.with_label_values(&["record_retried"]).inc();
+                self.metrics.warnings.with_label_values(&[Warning::RecordRetried.as_str()]).inc();
                 if refused {
                     self.metrics.lose(Loss::RefusedRecord, 1);
                 }
@@ -390,11 +389,7 @@ impl Supervisor {
 
     pub(super) fn answered(&mut self, answered: &Answered) {
         let Answered { answer, at } = answered;
-        let phase = match answer.phase {
-            Phase::Received => "received",
-            Phase::Done => "done",
-        };
-        self.metrics.router_answers.with_label_values(&[phase]).inc();
+        self.metrics.router_answers.with_label_values(&[answer.phase.as_str()]).inc();
         self.deaths.answered(answer, *at);
     }
 }

@@ -1,5 +1,6 @@
 //! What people ask for by `lastgasp drain`, `undrain` and `withdraw`.
 
+use lastgasp_protocol::ClosedName as _;
 use std::time::Duration;
 
 use jiff::Timestamp;

@@ -3,6 +3,7 @@
 //! A claim is accepted for a name that nobody has, or whose last holder is dead. So no process can
 //! have another's worker withdrawn by claiming its name or its address.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::config::{DeclareConfig, Find, SeverConfig, WorkerConfig};
 use crate::core::{Nanos, ProcessId, WorkerId};
+use crate::metrics::ACCEPTED;
 use crate::privileges;
 use crate::sensors::health::Place;
 use crate::sensors::kubelet::Pods;
@@ -320,7 +322,7 @@ impl Supervisor {
             tracing::warn!(worker = %config.name, "{misfit}; {}", misfit.fix());
             self.note(&config.name, misfit.to_string());
         }
-        self.metrics.declarations.with_label_values(&["accepted"]).inc();
+        self.metrics.declarations.with_label_values(&[ACCEPTED]).inc();
         let worker = match self.workers.named(&config.name) {
             None => self.add_worker(config, Some(origin)),
             Some(worker) => {

@@ -6,8 +6,10 @@
 //! found, is the node's matter: a note says so, and no verdict follows.
 
 use crate::core::{Evidence, GpuPolicy, Kind, Nanos, ProcessId, WorkerId};
+use crate::metrics::Warning;
 use crate::sensors::gpus::{PciAddress, Roots};
 use crate::sensors::proc;
+use lastgasp_protocol::ClosedName as _;
 
 use super::{Message, Supervisor};
 
@@ -24,7 +26,7 @@ impl Supervisor {
     pub(super) fn gpu_fault(&mut self, fault: Fault, pid: Option<u32>, gpu: Option<PciAddress>) {
         let Fault { fault: text, policy, at } = &fault;
         tracing::warn!(fault = text, pid, policy = ?policy, "GPU fault");
-        self.metrics.warnings.with_label_values(&["gpu_fault"]).inc();
+        self.metrics.warnings.with_label_values(&[Warning::GpuFault.as_str()]).inc();
         if let Some(pid) = pid {
             let tgid = proc::thread_group(pid).unwrap_or(pid);
             // A process of nobody's: so is the fault.

@@ -1,6 +1,7 @@
 //! What the kernel tells beside deaths: who supervises, what was executed, resets, and the state of
 //! processes that do not answer.
 
+use lastgasp_protocol::ClosedName as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ impl Supervisor {
         let asked_lately = slot.reset_probe.is_some_and(|asked| at.since(asked) < RESET_PROBE);
         if asked_lately {
             self.deaths.evidence(worker, &kind, at);
-            self.metrics.evidence.with_label_values(&[kind.name()]).inc();
+            self.metrics.evidence.with_label_values(&[kind.as_str()]).inc();
             return;
         }
         slot.reset_probe = Some(at);

@@ -20,6 +20,7 @@ mod slots;
 mod start;
 mod systemd;
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,7 @@ use crate::effects::troubles::Troubles;
 use crate::engines::Names;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::metrics::OUTDATED;
 use crate::notify::BridgeReport;
 use crate::open_files::OpenFiles;
 use crate::privileges::Reduced;
@@ -361,13 +363,13 @@ impl Supervisor {
     fn evidence(&mut self, evidence: Evidence) {
         let Evidence { worker, root, kind, at } = &evidence;
         if self.processes.root(*worker) != Some(*root) {
-            self.metrics.evidence.with_label_values(&["outdated"]).inc();
+            self.metrics.evidence.with_label_values(&[OUTDATED]).inc();
             return;
         }
         let effects = self.core.evidence(&evidence, proc::monotonic_now());
         self.carry_out(effects, *at);
-        self.metrics.evidence.with_label_values(&[kind.name()]).inc();
-        self.workers[*worker].evidence = Some((kind.name(), *at));
+        self.metrics.evidence.with_label_values(&[kind.as_str()]).inc();
+        self.workers[*worker].evidence = Some((kind.as_str(), *at));
         self.deaths.evidence(*worker, kind, *at);
         match kind {
             Kind::ProbeUnanswered => self.note_process_states(*worker, *at),

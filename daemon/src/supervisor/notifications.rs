@@ -1,5 +1,6 @@
 //! What is sent to those who do not read NATS, and when: once discovery says it too.
 
+use lastgasp_protocol::ClosedName as _;
 use std::time::Duration;
 
 use jiff::Timestamp;

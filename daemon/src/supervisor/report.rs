@@ -1,5 +1,6 @@
 //! What people and programs read: status, events, metrics, certificates, the ready file.
 
+use lastgasp_protocol::ClosedName as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use crate::core::{Nanos, ProcessId, State};
 use crate::effects::lease::LeaseEvent;
 use crate::effects::nats::ConnectionState;
 use crate::losses::Loss;
+use crate::metrics::DeathSource;
 use crate::sensors::ebpf::ProgramState;
 use crate::sensors::health::HealthHandle;
 use crate::sensors::proc;
@@ -70,7 +72,7 @@ impl Supervisor {
             node: self.config.node.to_string(),
             mode: self.config.mode.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            death_source: self.death_source().to_owned(),
+            death_source: self.death_source().as_str().to_owned(),
             death_source_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
             nats: link.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
@@ -164,8 +166,8 @@ impl Supervisor {
         ProcessStatus { tgid: id.tgid, title: title.to_owned(), critical, alive: true }
     }
 
-    fn death_source(&self) -> &'static str {
-        if self.programs.is_some() { "ebpf" } else { "pidfd" }
+    fn death_source(&self) -> DeathSource {
+        if self.programs.is_some() { DeathSource::Ebpf } else { DeathSource::Pidfd }
     }
 
     pub(super) fn tell_state(&self, worker: &Name, summary: String) {
@@ -240,20 +242,24 @@ impl Supervisor {
     /// The first scan is over: ready, whatever NATS says.
     pub(super) fn mark_ready(&mut self) {
         let Some(Ready { file, listen }) = self.ready.take() else { return };
-        tracing::info!(death_source = self.death_source(), workers = self.workers.len(), %listen, "ready");
+        tracing::info!(death_source = self.death_source().as_str(), workers = self.workers.len(), %listen, "ready");
         if let Some(file) = file {
             let content = serde_json::json!({
                 "pid": std::process::id(),
                 "metrics": listen.to_string(),
                 "socket": self.config.status.socket.display().to_string(),
-                "death_source": self.death_source(),
+                "death_source": self.death_source().as_str(),
             });
             self.unwritten = Some(Unwritten { file, content: content.to_string() });
             if let Err(error) = self.write_ready_file() {
                 tracing::error!(%error, "ready file not written: the daemon tries again every second");
             }
         }
-        self.service_manager.ready(&format!("watching {} workers by {}", self.workers.len(), self.death_source()));
+        self.service_manager.ready(&format!(
+            "watching {} workers by {}",
+            self.workers.len(),
+            self.death_source().as_str()
+        ));
         self.publish_status();
     }
 

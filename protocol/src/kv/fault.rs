@@ -1,5 +1,6 @@
 //! What keeps NATS from being used, and what a person can do about it.
 
+use crate::ClosedName as _;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{
     CreateStreamError, CreateStreamErrorKind, GetStreamError, GetStreamErrorKind, RequestError, RequestErrorKind,
@@ -12,8 +13,22 @@ use serde::Serialize;
 pub const OLDEST_SERVER: (u8, u8) = (2, 11);
 
 /// A kind of trouble with NATS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Fault {
     /// No server can be connected to.
     Unreachable,
@@ -40,39 +55,6 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::Unreachable,
-        Self::LoginRefused,
-        Self::NotPermitted,
-        Self::OldServer,
-        Self::NoJetstream,
-        Self::Misshapen,
-        Self::Replicas,
-        Self::StoreFull,
-        Self::ConsumerLimit,
-        Self::NoAnswer,
-        Self::Refused,
-    ];
-
-    /// The closed name, as in JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unreachable => "unreachable",
-            Self::LoginRefused => "login_refused",
-            Self::NotPermitted => "not_permitted",
-            Self::OldServer => "old_server",
-            Self::NoJetstream => "no_jetstream",
-            Self::Misshapen => "misshapen",
-            Self::Replicas => "replicas",
-            Self::StoreFull => "store_full",
-            Self::ConsumerLimit => "consumer_limit",
-            Self::NoAnswer => "no_answer",
-            Self::Refused => "refused",
-        }
-    }
-
     /// What a person can do about it.
     #[must_use]
     pub const fn fix(self) -> &'static str {
@@ -214,7 +196,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_json() {
-        for fault in Fault::ALL {
+        for fault in <Fault as strum::VariantArray>::VARIANTS.iter().copied() {
             assert_eq!(serde_json::to_value(fault).unwrap(), fault.as_str());
             assert!(!fault.fix().is_empty());
         }

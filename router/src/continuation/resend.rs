@@ -21,7 +21,8 @@ pub struct Target {
 }
 
 /// How faithfully a request continues what was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Exactness {
     /// Nothing was produced yet: the request as it came.
     Whole,
@@ -29,18 +30,6 @@ pub enum Exactness {
     Exact,
     /// By text, which may be cut into other tokens.
     Approximate,
-}
-
-impl Exactness {
-    /// The metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Whole => "whole",
-            Self::Exact => "exact",
-            Self::Approximate => "approximate",
-        }
-    }
 }
 
 /// A request for a worker.

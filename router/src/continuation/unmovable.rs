@@ -1,10 +1,25 @@
 //! Why a stream cannot be continued elsewhere: a closed list, used verbatim in metrics and in the client's error.
 
+use lastgasp_protocol::ClosedName as _;
 use serde::{Deserialize, Serialize};
 
 /// What makes a stream unmovable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Unmovable {
     /// `n` or `best_of` above 1, or several choices arrived unasked: there is no single prefix.
     SeveralChoices,
@@ -40,32 +55,6 @@ pub enum Unmovable {
     StrictPenalties,
     /// Strict mode: a seed begins again.
     StrictSeed,
-}
-
-impl Unmovable {
-    /// The name as in JSON, metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::SeveralChoices => "several_choices",
-            Self::PromptBatch => "prompt_batch",
-            Self::BeamSearch => "beam_search",
-            Self::Suffix => "suffix",
-            Self::GuidedDecoding => "guided_decoding",
-            Self::TooManyStops => "too_many_stops",
-            Self::StopRegex => "stop_regex",
-            Self::UnparsableChunk => "unparsable_chunk",
-            Self::TokenPromptWithoutIds => "token_prompt_without_ids",
-            Self::PromptNotText => "prompt_not_text",
-            Self::ToolCalls => "tool_calls",
-            Self::ReasoningWithoutIds => "reasoning_without_ids",
-            Self::ChatNotContinuable => "chat_not_continuable",
-            Self::PromptLeak => "prompt_leak",
-            Self::StrictText => "strict_text",
-            Self::StrictPenalties => "strict_penalties",
-            Self::StrictSeed => "strict_seed",
-        }
-    }
 }
 
 impl std::fmt::Display for Unmovable {

@@ -1,5 +1,6 @@
 //! Migration signals, and the two answers to each.
 
+use lastgasp_protocol::ClosedName as _;
 use std::sync::Arc;
 
 use async_nats::{Message, Subject};
@@ -33,7 +34,7 @@ async fn hear(client: &NatsClient, message: Message) {
         Ok(signal) => signal,
         Err(error) => {
             warn!(subject = %message.subject, %error, "signal not read");
-            metrics.signals.with_label_values(&[error.label()]).inc();
+            metrics.signals.with_label_values(&[error.as_str()]).inc();
             return;
         }
     };

@@ -1,10 +1,12 @@
 //! What is wrong with NATS at present: shown in the log when it begins and ends, and in metrics for
 //! as long as it lasts.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lastgasp_protocol::kv::{Fault, OLDEST_SERVER};
+use strum::VariantArray as _;
 use tracing::{debug, info, warn};
 
 use crate::proxy::Proxy;
@@ -57,8 +59,8 @@ impl Troubles {
             Some(fault) => known.insert(what, fault),
             None => known.remove(what),
         };
-        for fault in Fault::ALL {
-            let now = known.values().any(|known| *known == fault);
+        for fault in Fault::VARIANTS {
+            let now = known.values().any(|known| known == fault);
             self.proxy.metrics.nats_faults.with_label_values(&[fault.as_str()]).set(i64::from(now));
         }
         before

@@ -3,6 +3,7 @@
 //! Each watch is read in a task of its own. Whatever ends it (an error, a reconnect) means "state
 //! unknown": list again, then follow.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,7 +144,7 @@ impl Reader for Workers {
                 }
                 Err(error) => {
                     warn!(key, revision, %error, "record not read");
-                    self.client.proxy.metrics.records_refused.with_label_values(&[error.label()]).inc();
+                    self.client.proxy.metrics.records_refused.with_label_values(&[error.as_str()]).inc();
                     // A later version's record says something that is not understood here. Anything
                     // else is not by the worker's daemon at all, which will write over it.
                     if matches!(error, ContractError::UnknownSchema(_)) {
@@ -197,7 +198,7 @@ impl Reader for Nodes {
                     }
                 }
                 refused => {
-                    let label = refused.map_or_else(|error| error.label(), |_| "misplaced");
+                    let label = refused.map_or_else(|error| error.as_str(), |_| "misplaced");
                     warn!(%node, reason = label, "lease not read");
                     self.client.proxy.metrics.records_refused.with_label_values(&[label]).inc();
                 }

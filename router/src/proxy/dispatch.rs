@@ -8,7 +8,7 @@ use axum::http::{Method, StatusCode};
 use lastgasp_protocol::Mode;
 use tokio::sync::watch;
 
-use super::reason::Leaving;
+use super::reason::{Leaving, Seen};
 use super::{CONNECT_TIMEOUT, Inbound, Proxy};
 use crate::workers::{Fate, Listing, Ticket};
 
@@ -88,7 +88,7 @@ impl Proxy {
                 listing.breaker().failed(Instant::now());
                 let text = chain(&error);
                 let never_sent = error.is_connect() || error.is_builder();
-                let lost = |text| Declined::Lost(Leaving::ConnectionBroken, text);
+                let lost = |text| Declined::Lost(Leaving::Seen(Seen::ConnectionBroken), text);
                 Err((ticket, if never_sent { Declined::Unreachable(text) } else { lost(text) }))
             }
         }
@@ -125,7 +125,7 @@ impl Proxy {
         }
         let probe = self.client.get(format!("{}/health", listing.endpoint)).timeout(PROBE).send();
         let answers = probe.await.is_ok_and(|response| !stalled || response.status().is_success());
-        (!answers).then_some(if stalled { Leaving::Stalled } else { Leaving::LeaseLapsed })
+        (!answers).then_some(if stalled { Leaving::Seen(Seen::Stalled) } else { Leaving::Seen(Seen::LeaseLapsed) })
     }
 
     /// Reserves a place at a worker that was not tried, and waits for one to appear until `deadline`.

@@ -3,6 +3,7 @@
 
 use crate::continuation::{Broken, Unmovable};
 use crate::workers::Why;
+use lastgasp_protocol::ClosedName as _;
 
 /// Why a request left a worker; label `reason` of moves and retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +12,14 @@ pub enum Leaving {
     Signalled(Why),
     /// The worker's own bytes did.
     Broken(Broken),
+    /// The router saw it.
+    Seen(Seen),
+}
+
+/// What the router itself saw of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum Seen {
     /// The connection broke.
     ConnectionBroken,
     /// It was silent for `--stall-timeout`, and did not answer when asked how it is.
@@ -24,17 +33,13 @@ pub enum Leaving {
 }
 
 impl Leaving {
-    /// The metric label.
+    /// The closed name of the reason.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Signalled(why) => why.as_str(),
             Self::Broken(broken) => broken.as_str(),
-            Self::ConnectionBroken => "connection_broken",
-            Self::Stalled => "stalled",
-            Self::LeaseLapsed => "lease_lapsed",
-            Self::Status => "status",
-            Self::Unary => "unary",
+            Self::Seen(seen) => seen.as_str(),
         }
     }
 }
@@ -44,6 +49,14 @@ impl Leaving {
 pub enum MoveFailure {
     /// Its nature forbids it.
     Unmovable(Unmovable),
+    /// There was no way to.
+    Unable(Unable),
+}
+
+/// Why the router could not continue a stream that may be continued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum Unable {
     /// No other worker has the model, within `--wait-for-worker`.
     NoWorker,
     /// The next worker refused the continuation.
@@ -57,16 +70,12 @@ pub enum MoveFailure {
 }
 
 impl MoveFailure {
-    /// The metric label.
+    /// The closed name of the reason.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Unmovable(reason) => reason.as_str(),
-            Self::NoWorker => "no_worker",
-            Self::RefusedByWorker => "refused_by_worker",
-            Self::RetriesExhausted => "retries_exhausted",
-            Self::MigrationOff => "migration_off",
-            Self::LimitReached => "limit_reached",
+            Self::Unable(reason) => reason.as_str(),
         }
     }
 }

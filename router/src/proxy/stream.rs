@@ -1,5 +1,6 @@
 //! A streaming request: the continuation engine between a client and the workers that serve it in turn.
 
+use lastgasp_protocol::ClosedName as _;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
 use super::dispatch::{Declined, Tried, Upstream};
-use super::reason::{Leaving, MoveFailure};
+use super::reason::{Leaving, MoveFailure, Seen, Unable};
 use super::unary;
 use super::{Inbound, Proxy, aside};
 use crate::continuation::{
@@ -194,7 +195,7 @@ impl Session {
                     info!(id = %self.inbound.id, worker = %listing.key, status = %response.status(), "worker declined the request");
                     self.tried.failed.push(listing);
                     if !self.stream.produced() {
-                        self.retry(Leaving::Status);
+                        self.retry(Leaving::Seen(Seen::Status));
                         if self.retries > self.proxy.config.max_retries {
                             return Err(Unopened::Answer(ticket, response));
                         }
@@ -270,15 +271,21 @@ impl Session {
                     Some(MoveFailure::Unmovable(reason))
                 }
                 StreamEnd::Retry if self.retries >= self.proxy.config.max_retries => {
-                    Some(MoveFailure::RetriesExhausted)
+                    Some(MoveFailure::Unable(Unable::RetriesExhausted))
                 }
                 StreamEnd::Retry => {
                     self.retry(reason);
                     None
                 }
-                StreamEnd::Move if self.proxy.config.migration_limit == 0 => Some(MoveFailure::MigrationOff),
-                StreamEnd::Move if self.moves >= self.proxy.config.migration_limit => Some(MoveFailure::LimitReached),
-                StreamEnd::Move if self.misses > self.proxy.config.max_retries => Some(MoveFailure::RetriesExhausted),
+                StreamEnd::Move if self.proxy.config.migration_limit == 0 => {
+                    Some(MoveFailure::Unable(Unable::MigrationOff))
+                }
+                StreamEnd::Move if self.moves >= self.proxy.config.migration_limit => {
+                    Some(MoveFailure::Unable(Unable::LimitReached))
+                }
+                StreamEnd::Move if self.misses > self.proxy.config.max_retries => {
+                    Some(MoveFailure::Unable(Unable::RetriesExhausted))
+                }
                 StreamEnd::Move => {
                     let since = self.moving.take().map_or(since, |moving| moving.since);
                     self.moving = Some(Moving { reason, since });
@@ -315,9 +322,9 @@ impl Session {
                             ticket.settle(RequestOutcome::Unmovable);
                             MoveFailure::Unmovable(reason)
                         }
-                        Unopened::NoWorker(_) => MoveFailure::NoWorker,
-                        Unopened::RetriesExhausted(_) => MoveFailure::RetriesExhausted,
-                        _ => MoveFailure::RefusedByWorker,
+                        Unopened::NoWorker(_) => MoveFailure::Unable(Unable::NoWorker),
+                        Unopened::RetriesExhausted(_) => MoveFailure::Unable(Unable::RetriesExhausted),
+                        _ => MoveFailure::Unable(Unable::RefusedByWorker),
                     };
                     ticket.settle(RequestOutcome::Failed);
                     self.fail(reason, failure);
@@ -417,7 +424,7 @@ impl Session {
                     let progress = match piece {
                         Ok(Some(bytes)) => self.stream.feed(&bytes, &mut self.out),
                         Ok(None) => self.stream.ended(&mut self.out),
-                        Err(_) => return End::Lost(Leaving::ConnectionBroken),
+                        Err(_) => return End::Lost(Leaving::Seen(Seen::ConnectionBroken)),
                     };
                     self.note_begin();
                     match progress {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tracing::info;
 
 use super::dispatch::{Declined, Tried, Upstream, chain};
-use super::reason::Leaving;
+use super::reason::{Leaving, Seen};
 use super::{Inbound, Proxy, aside};
 use crate::errors::ApiError;
 use crate::workers::{Fate, Ticket};
@@ -82,7 +82,7 @@ pub async fn serve(proxy: Arc<Proxy>, kind: Kind, method: Method, inbound: Inbou
             break answer.unwrap_or_else(|| ApiError::unavailable("retries_exhausted", message).into_response());
         }
         retries += 1;
-        proxy.metrics.retries.with_label_values(&[Leaving::Unary.as_str()]).inc();
+        proxy.metrics.retries.with_label_values(&[Leaving::Seen(Seen::Unary).as_str()]).inc();
     };
     info!(
         id = %inbound.id,

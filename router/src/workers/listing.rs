@@ -31,7 +31,8 @@ impl fmt::Display for Key {
 }
 
 /// Why streams leave a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Why {
     /// A migration signal.
     Signal,
@@ -41,19 +42,6 @@ pub enum Why {
     Superseded,
     /// It was draining, and its deadline went by without a word.
     Deadline,
-}
-
-impl Why {
-    /// The metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Signal => "signal",
-            Self::Deleted => "deleted",
-            Self::Superseded => "superseded",
-            Self::Deadline => "deadline",
-        }
-    }
 }
 
 /// What streams on this worker are to do.

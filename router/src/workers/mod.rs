@@ -93,7 +93,8 @@ struct Inner {
 }
 
 /// What a signal did to one worker that it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum SignalResult {
     /// Acted on.
     Applied,
@@ -107,21 +108,6 @@ pub enum SignalResult {
     OtherIncarnation,
     /// About a listing that a later one has replaced.
     Stale,
-}
-
-impl SignalResult {
-    /// The metric label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Applied => "applied",
-            Self::Repeated => "repeated",
-            Self::Unseen => "unseen",
-            Self::UnknownNode => "unknown_node",
-            Self::OtherIncarnation => "other_incarnation",
-            Self::Stale => "stale",
-        }
-    }
 }
 
 /// One worker as this router knows it.

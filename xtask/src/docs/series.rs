@@ -2,9 +2,9 @@
 
 use std::fs;
 
+use lastgasp_process::catalogue::{Family, Label};
 use serde_json::Value;
 
-use super::names::Label;
 use super::page::{Page, anchor};
 use crate::tools;
 
@@ -13,7 +13,7 @@ pub(super) struct Series {
     pub(super) name: String,
     pub(super) help: String,
     pub(super) kind: &'static str,
-    pub(super) labels: Vec<String>,
+    pub(super) labels: Vec<Label>,
     /// `daemon` or `router`.
     pub(super) by: &'static str,
 }
@@ -22,11 +22,11 @@ impl Series {
     /// All that daemon and router export.
     pub(super) fn exported() -> Vec<Self> {
         let daemon = lastgasp::metrics::Metrics::new().families().into_iter().map(|family| {
-            let lastgasp::metrics::Family { name, help, kind, labels } = family;
+            let Family { name, help, kind, labels } = family;
             Self { name, help, kind, labels, by: "daemon" }
         });
         let router = lastgasp_router::metrics::Metrics::default().families().into_iter().map(|family| {
-            let lastgasp_router::metrics::Family { name, help, kind, labels } = family;
+            let Family { name, help, kind, labels } = family;
             Self { name, help, kind, labels, by: "router" }
         });
         daemon.chain(router).collect()
@@ -96,16 +96,18 @@ fn wrong(expression: &str, exported: &[Series]) -> Vec<String> {
             wrong.push(format!("{name} is not exported"));
             continue;
         };
-        labels.extend(series.labels.iter().map(String::as_str));
+        labels.extend(series.labels.iter().map(|label| label.name));
         for (label, operator, value) in selectors {
             if OF_SCRAPES.contains(&label) {
                 continue;
             }
-            if !series.labels.contains(&label.to_owned()) {
+            let Some(known) = series.labels.iter().find(|known| known.name == label) else {
                 wrong.push(format!("{name} has no label {label}"));
-            } else if let Some(known) = Label::of(&series.name, label).values() {
+                continue;
+            };
+            {
                 let values: Vec<&str> = if operator.contains('~') { value.split('|').collect() } else { vec![value] };
-                let unknown = values.into_iter().filter(|value| !value.starts_with('$') && !known.contains(*value));
+                let unknown = values.into_iter().filter(|value| !value.starts_with('$') && !known.may_be(value));
                 wrong.extend(unknown.map(|value| format!("{label} of {name} is never {value}")));
             }
         }

@@ -8,8 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use clap::CommandFactory;
 use lastgasp::config::schema::SCHEMA;
 
+use lastgasp_process::catalogue::Label;
+
 use super::ENVIRONMENT;
-use super::names::{self, CLOSED, Label};
+use super::names::{self, CLOSED, Closed};
 use super::page::{Page, anchor};
 use super::series::Series;
 use crate::tools;
@@ -68,27 +70,27 @@ fn metrics() {
     for by in ["daemon", "router"] {
         let mut text = "\n| metric | type | what it says | labels |\n|---|---|---|---|\n".to_owned();
         for Series { name, help, kind, labels, .. } in Series::exported().iter().filter(|series| series.by == by) {
-            let labels: Vec<String> = labels.iter().map(|label| explained(name, label)).collect();
+            let labels: Vec<String> = labels.iter().map(explained).collect();
             writeln!(text, "| `{name}` | {kind} | {} | {} |", cell(help), labels.join("<br>")).unwrap();
         }
         written("docs/reference.md", &format!("metrics of the {by}"), &text);
     }
 }
 
-fn explained(metric: &str, name: &str) -> String {
-    let label = Label::of(metric, name);
-    let lists = label.lists.iter().map(|title| format!("[{}](#{})", title.replace('`', ""), anchor(title)));
-    let more = label.more.iter().map(|value| format!("`{value}`"));
+fn explained(label: &Label) -> String {
+    let said = label.lists.iter().flat_map(|list| match names::heading(list) {
+        Some(title) => vec![format!("[{}](#{})", title.replace('`', ""), anchor(title))],
+        None => list.names.iter().map(|value| format!("`{value}`")).collect(),
+    });
     let open = Some(label.open.to_owned()).filter(|open| !open.is_empty());
-    format!("`{name}`: {}", lists.chain(more).chain(open).collect::<Vec<_>>().join(", "))
+    format!("`{}`: {}", label.name, said.chain(open).collect::<Vec<_>>().join(", "))
 }
 
 #[test]
 fn closed_names() {
     let mut text = String::new();
-    for closed in &CLOSED {
-        let (file, _) = closed.source;
-        let (title, met) = (closed.title, closed.met);
+    for closed in CLOSED.iter() {
+        let Closed { title, met, file, .. } = closed;
         write!(text, "\n### {title}\n\n{met} Defined in [{file}](../{file}).\n\n| name | |\n|---|---|\n").unwrap();
         for (name, said) in names::variants(closed) {
             writeln!(text, "| `{name}` | {said} |").unwrap();

@@ -15,7 +15,7 @@
 mod folder;
 mod owners;
 mod records;
-mod stores;
+pub(crate) mod stores;
 #[cfg(test)]
 mod tests;
 mod watcher;

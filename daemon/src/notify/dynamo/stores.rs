@@ -58,8 +58,9 @@ pub(super) enum Seen {
 }
 
 /// What became of the records of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StoreChange {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum StoreChange {
     /// They are gone.
     Deleted,
     /// They stand again.
@@ -70,19 +71,6 @@ pub(super) enum StoreChange {
     Changed,
     /// The lease that they hung on is over: their worker ends by itself.
     Lapsed,
-}
-
-impl StoreChange {
-    /// The closed name used in metrics and certificates.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Deleted => "deleted",
-            Self::Restored => "restored",
-            Self::Absent => "absent",
-            Self::Changed => "changed",
-            Self::Lapsed => "lapsed",
-        }
-    }
 }
 
 /// The place.

@@ -1,5 +1,6 @@
 //! The task of one sink: which instances its workers are, and what it does about their records.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ use crate::config::DynamoConfig;
 use crate::core::ProcessId;
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::FAILED;
 use crate::notify::{BridgeReport, Lost, Report, System};
 use crate::sensors::proc;
 
@@ -505,9 +507,6 @@ impl Watcher {
         }
     }
 }
-
-/// What is counted when discovery could not be changed.
-const FAILED: &str = "failed";
 
 fn take(debts: &mut BTreeMap<String, Debt>, which: impl Fn(&Debt) -> bool) -> Vec<Debt> {
     let keys: Vec<String> = debts.iter().filter(|(_, debt)| which(debt)).map(|(key, _)| key.clone()).collect();

@@ -11,8 +11,9 @@ use crate::notify::etcd::{EtcdError, Gateway, KeyValue, coded};
 const DRAINING: &str = "draining";
 
 /// What became of a worker's record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EtcdChange {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum EtcdChange {
     /// Its key is gone.
     Deleted,
     /// It says that the worker drains.
@@ -23,19 +24,6 @@ pub(super) enum EtcdChange {
     Absent,
     /// Somebody changed it in between: it is not this life's any more.
     Changed,
-}
-
-impl EtcdChange {
-    /// The closed name used in metrics and certificates.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Deleted => "deleted",
-            Self::Drained => "drained",
-            Self::Restored => "restored",
-            Self::Absent => "absent",
-            Self::Changed => "changed",
-        }
-    }
 }
 
 /// Its records.

@@ -1,5 +1,6 @@
 //! What goes over Infera's NATS, byte for byte (`infera/common/nats_request.py` of Infera at 5890f7f).
 
+use lastgasp_protocol::ClosedName as _;
 use std::sync::Arc;
 
 use async_nats::{HeaderMap, Message, Subject};

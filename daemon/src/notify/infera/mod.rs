@@ -12,7 +12,7 @@
 //! What is answered is not seen, so most inboxes that are remembered are closed long since. A frame
 //! to a closed inbox reaches nobody.
 
-mod etcd;
+pub(crate) mod etcd;
 mod frames;
 mod inboxes;
 mod watcher;
@@ -24,6 +24,18 @@ use crate::effects::nats::NatsError;
 use crate::metrics::Metrics;
 use crate::notify::handle::Handle;
 use crate::notify::{Lost, Report};
+
+/// What is published for Infera's routers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum FrameKind {
+    /// The end of a stream, on its reply inbox.
+    End,
+    /// The answer to a request that came to a worker after its loss.
+    StandIn,
+    /// The request to a worker to abort what it still does.
+    Cancel,
+}
 
 /// What the supervisor asks of the bridge.
 #[derive(Debug, Clone)]

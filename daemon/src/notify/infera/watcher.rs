@@ -1,5 +1,6 @@
 //! The task of one sink: what it hears on Infera's NATS, and what it does about a loss.
 
+use lastgasp_protocol::ClosedName as _;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -12,14 +13,15 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamMap;
 
-use super::InferaCommand;
 use super::etcd::{Etcd, EtcdChange};
 use super::frames::{self, ErrorFrame};
 use super::inboxes::Inboxes;
+use super::{FrameKind, InferaCommand};
 use crate::config::InferaConfig;
 use crate::effects::nats::{self, NatsError};
 use crate::losses::Loss;
 use crate::metrics::Metrics;
+use crate::notify::FAILED;
 use crate::notify::etcd::EtcdError;
 use crate::notify::{BridgeReport, Lost, Report, System, is_final};
 
@@ -188,7 +190,7 @@ impl Watcher {
                 if let Some(frame) = state.stand_in.clone() {
                     if !self.has_registered_again(worker).await {
                         if self.config.stand_in {
-                            self.end(&inbox, &frame, "stand_in").await;
+                            self.end(&inbox, &frame, FrameKind::StandIn).await;
                         }
                         return;
                     }
@@ -256,7 +258,7 @@ impl Watcher {
             let mut sent = 0;
             for inbox in inboxes {
                 // Where one does not leave, those behind it do not either.
-                if !self.end(inbox, frame, "end").await {
+                if !self.end(inbox, frame, FrameKind::End).await {
                     break;
                 }
                 sent += 1;
@@ -273,7 +275,7 @@ impl Watcher {
         for (_, _, id, _, inboxes) in &ended {
             for inbox in inboxes {
                 let payload = Bytes::copy_from_slice(inbox.as_bytes());
-                if !self.send("cancel", frames::cancellations(id), None, payload).await {
+                if !self.send(FrameKind::Cancel, frames::cancellations(id), None, payload).await {
                     break;
                 }
             }
@@ -292,13 +294,13 @@ impl Watcher {
     }
 
     /// Ends the answer that is awaited there.
-    async fn end(&self, inbox: &str, frame: &ErrorFrame, kind: &str) -> bool {
+    async fn end(&self, inbox: &str, frame: &ErrorFrame, kind: FrameKind) -> bool {
         let ErrorFrame { headers, payload } = frame.clone();
         self.send(kind, inbox.to_owned().into(), Some(headers), payload).await
     }
 
     /// `false`: it does not leave, because the server has not taken what went before.
-    async fn send(&self, kind: &str, subject: Subject, headers: Option<HeaderMap>, payload: Bytes) -> bool {
+    async fn send(&self, kind: FrameKind, subject: Subject, headers: Option<HeaderMap>, payload: Bytes) -> bool {
         let sent = async {
             match headers {
                 Some(headers) => self.client.publish_with_headers(subject, headers, payload).await,
@@ -307,7 +309,7 @@ impl Watcher {
         };
         let sent = matches!(tokio::time::timeout(PATIENCE, sent).await, Ok(Ok(())));
         if sent {
-            self.metrics.infera_frames.with_label_values(&[kind]).inc();
+            self.metrics.infera_frames.with_label_values(&[kind.as_str()]).inc();
         }
         sent
     }
@@ -351,7 +353,7 @@ impl Watcher {
                     tracing::warn!(sink = self.config.name, %worker, %error, "the worker's record in Infera's etcd is unchanged: another try follows");
                     let since = state.owed.map_or_else(Instant::now, |(_, since)| since);
                     state.owed = Some((*change, since));
-                    "failed"
+                    FAILED
                 }
             };
             self.metrics.infera_records.with_label_values(&[outcome]).inc();

@@ -25,7 +25,8 @@ use super::{
 };
 
 /// Why there is no eBPF at all. The daemon works on without it.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum EbpfError {
     /// In this mode the kernel takes away the helper that reads its memory, and
     /// what it says about that is misleading, so nothing is tried.
@@ -96,23 +97,6 @@ pub enum EbpfError {
 }
 
 impl EbpfError {
-    /// The reason's name in logs, metrics and JSON.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Lockdown => "lockdown",
-            Self::NoBtf { .. } => "no_btf",
-            Self::Btf { .. } => "btf",
-            Self::ObjectFile { .. } => "object_file",
-            Self::NotPermitted { .. } => "not_permitted",
-            Self::UserNamespace { .. } => "user_namespace",
-            Self::Forbidden { .. } => "forbidden",
-            Self::Object(_) => "object",
-            Self::Map { .. } => "map",
-            Self::NoProgram(_) => "no_probe",
-        }
-    }
-
     /// What a person can do about it.
     #[must_use]
     pub const fn fix(&self) -> &'static str {
@@ -516,6 +500,8 @@ fn absent_is_fine(result: Result<impl Sized, MapError>) -> Result<(), MapError> 
 
 #[cfg(test)]
 mod tests {
+    use lastgasp_protocol::ClosedName as _;
+
     use super::*;
 
     fn refused_with(errno: i32, verifier: &str) -> EbpfError {

@@ -1,5 +1,6 @@
 //! How far the kernel is locked down (kernel_lockdown(7)).
 
+use lastgasp_protocol::ClosedName as _;
 use std::fmt;
 
 use serde::Serialize;
@@ -8,8 +9,9 @@ use serde::Serialize;
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
 /// How far the kernel is locked down.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Lockdown {
     /// Not at all, or this kernel does not have it.
     None,
@@ -38,17 +40,6 @@ impl Lockdown {
             Some("integrity") => Self::Integrity,
             Some("confidentiality") => Self::Confidentiality,
             _ => Self::Unknown,
-        }
-    }
-
-    /// The name used in logs and JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Integrity => "integrity",
-            Self::Confidentiality => "confidentiality",
-            Self::Unknown => "unknown",
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use lastgasp_ebpf::{COMM_BYTES, names::global};
+use strum::VariantArray as _;
 
 use super::{
     btf::{Argument, Btf},
@@ -187,7 +188,7 @@ impl Plan {
             globals.append(&mut found);
             Ok(())
         };
-        let programs = KernelProgram::ALL.map(|program| (program, fit(program))).into();
+        let programs = KernelProgram::VARIANTS.iter().map(|program| (*program, fit(*program))).collect();
         let reset_reasons =
             btf.enumerators("sk_rst_reason").into_iter().map(|(name, number)| (number, plain_reason(&name)));
         Self { globals, programs, reset_reasons: reset_reasons.collect() }

@@ -1,5 +1,6 @@
 //! The programs, and why one may be off.
 
+use lastgasp_protocol::ClosedName as _;
 use std::fmt;
 
 use lastgasp_ebpf::names::program;
@@ -8,8 +9,22 @@ use serde::Serialize;
 use super::btf::LookupError;
 
 /// A kernel program and the tracepoint it sits on.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    Hash,
+    Ord,
+    PartialEq,
+    PartialOrd,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum KernelProgram {
     /// The whole thread group of a watched process exits.
     Exit,
@@ -34,20 +49,6 @@ pub enum KernelProgram {
 }
 
 impl KernelProgram {
-    /// Every program.
-    pub const ALL: [Self; 10] = [
-        Self::Exit,
-        Self::SignalDeliver,
-        Self::Fork,
-        Self::Exec,
-        Self::Rename,
-        Self::MarkVictim,
-        Self::ListenerClosed,
-        Self::SignalGenerate,
-        Self::TcpResetSent,
-        Self::TcpResetReceived,
-    ];
-
     /// The raw tracepoint.
     #[must_use]
     pub const fn tracepoint(self) -> &'static str {
@@ -102,23 +103,6 @@ impl KernelProgram {
             Self::TcpResetSent | Self::TcpResetReceived => "resets do not ask for a health check before its time",
         }
     }
-
-    /// The name used in logs, metrics and JSON.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Exit => "exit",
-            Self::SignalDeliver => "signal_deliver",
-            Self::Fork => "fork",
-            Self::Exec => "exec",
-            Self::Rename => "rename",
-            Self::MarkVictim => "mark_victim",
-            Self::ListenerClosed => "listener_closed",
-            Self::SignalGenerate => "signal_generate",
-            Self::TcpResetSent => "tcp_reset_sent",
-            Self::TcpResetReceived => "tcp_reset_received",
-        }
-    }
 }
 
 impl fmt::Display for KernelProgram {
@@ -146,8 +130,9 @@ impl ProgramState {
 }
 
 /// Why a program is off.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(tag = "reason", rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum OffReason {
     /// Somebody asked for it.
     Disabled,
@@ -186,23 +171,6 @@ pub enum OffReason {
     },
     /// The object file has no such program.
     NotInObject,
-}
-
-impl OffReason {
-    /// The reason's name in metrics, as in JSON.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Disabled => "disabled",
-            Self::NoTracepoint => "no_tracepoint",
-            Self::UnknownPrototype { .. } => "unknown_prototype",
-            Self::NoField { .. } => "no_field",
-            Self::FieldSize { .. } => "field_size",
-            Self::LoadRefused { .. } => "load_refused",
-            Self::AttachRefused { .. } => "attach_refused",
-            Self::NotInObject => "not_in_object",
-        }
-    }
 }
 
 impl fmt::Display for OffReason {

@@ -8,6 +8,7 @@ mod http;
 mod machine;
 mod once;
 
+use lastgasp_protocol::ClosedName as _;
 use std::error::Error;
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -167,7 +168,7 @@ impl Context {
     fn report(&self, kind: Kind) {
         let Life { worker, root, .. } = &self.life;
         let (worker, root) = (*worker, *root);
-        tracing::debug!(worker = worker.0, %root, kind = kind.name(), "health evidence");
+        tracing::debug!(worker = worker.0, %root, kind = kind.as_str(), "health evidence");
         // The receiver is the supervisor: if it is gone, so is the daemon.
         let _ = self.evidence.send(Evidence { worker, root, kind, at: proc::monotonic_now() });
     }

@@ -36,7 +36,8 @@ const MAX_VALUE: usize = 4096;
 const MAX_NAME: usize = 256;
 
 /// Why a declaration does not count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Refusal {
     /// A variable is missing, or has a value that it may not have.
     Malformed,
@@ -56,23 +57,6 @@ pub enum Refusal {
     EndpointTaken,
     /// There are too many declared workers.
     TooMany,
-}
-
-impl Refusal {
-    /// The closed name used in logs, metrics and events.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::NotAllowed => "not_allowed",
-            Self::EndpointElsewhere => "endpoint_elsewhere",
-            Self::HealthElsewhere => "health_elsewhere",
-            Self::NameConfigured => "name_configured",
-            Self::NameTaken => "name_taken",
-            Self::EndpointTaken => "endpoint_taken",
-            Self::TooMany => "too_many",
-        }
-    }
 }
 
 /// A refusal, and what a person needs to know to mend it.

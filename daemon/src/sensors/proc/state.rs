@@ -9,8 +9,9 @@ use super::{id_of, stat};
 use crate::core::ProcessId;
 
 /// Why a process may not run, as far as that can be seen from outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ProcessState {
     /// Nothing keeps it.
     Running,
@@ -20,19 +21,6 @@ pub enum ProcessState {
     Frozen,
     /// It waits in the kernel, and no signal wakes it: a driver, a disk, a network file system.
     Uninterruptible,
-}
-
-impl ProcessState {
-    /// The closed name used in certificates, logs and status.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Stopped => "stopped",
-            Self::Frozen => "frozen",
-            Self::Uninterruptible => "uninterruptible",
-        }
-    }
 }
 
 /// What keeps this very process; `None` if it is gone.

@@ -28,7 +28,8 @@ pub struct Options {
 }
 
 /// How a worker failed, as far as its bytes tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Broken {
     /// An error event in-band.
     EngineError,
@@ -37,6 +38,7 @@ pub enum Broken {
     /// `[DONE]` without a finish_reason.
     DoneOnly,
     /// The body ended without a finish_reason.
+    #[strum(serialize = "ended_without_finish")]
     Ended,
     /// An event that cannot be understood after a seam, or one without end.
     Unreadable,
@@ -44,22 +46,6 @@ pub enum Broken {
     PromptLeak,
     /// The ids that were to be the prompt of a chat were not taken.
     PromptIgnored,
-}
-
-impl Broken {
-    /// The name as in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::EngineError => "engine_error",
-            Self::Aborted => "aborted",
-            Self::DoneOnly => "done_only",
-            Self::Ended => "ended_without_finish",
-            Self::Unreadable => "unreadable",
-            Self::PromptLeak => "prompt_leak",
-            Self::PromptIgnored => "prompt_ignored",
-        }
-    }
 }
 
 /// Whether the stream goes on.
