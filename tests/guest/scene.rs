@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use lastgasp_protocol::kv::{Bucket, Change, Value};
+use lastgasp_protocol::kv::{Bucket, Change, Content};
 use lastgasp_protocol::{Certificate, NODES_BUCKET, NodeLease, WorkerState};
 use lastgasp_tests::daemon::{Daemon, DaemonConfig};
 use lastgasp_tests::discovery::Discovery;
@@ -96,7 +96,7 @@ impl Lease {
                 match changes.next().await.expect("the watch goes on").unwrap() {
                     Change::Listed => listed = true,
                     Change::Entry(entry) => {
-                        let Value::Put(value) = &entry.value else { continue };
+                        let Content::Put(value) = &entry.value else { continue };
                         NodeLease::parse(value).expect("the daemon's lease");
                         writes += usize::from(listed);
                     }
