@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::core::HealthRole;
 
 /// Longest `comm`, in bytes: `TASK_COMM_LEN` is 16 with the NUL (include/linux/sched.h).
-pub const MAX_COMM: usize = 15;
+pub(crate) const MAX_COMM: usize = 15;
 
 /// Fewest bytes of a role that a truncated `comm` or a pattern must show. Three letters of a role
 /// fit too many names.
@@ -28,7 +28,7 @@ static PROFILES: LazyLock<Vec<Arc<Profile>>> = LazyLock::new(|| {
 });
 
 /// The names of all profiles, in the order of `engines.toml`.
-pub fn names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PROFILES.iter().map(|profile| profile.name.as_str())
 }
 

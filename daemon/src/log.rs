@@ -16,7 +16,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 ///
 /// # Errors
 /// There can be no further thread.
-pub fn start() -> io::Result<(NonBlocking, Flush)> {
+pub(crate) fn start() -> io::Result<(NonBlocking, Flush)> {
     let start = || {
         for set in [CapSet::Ambient, CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
             // Less is always permitted; kernels without ambient capabilities have none to clear.
@@ -30,13 +30,13 @@ pub fn start() -> io::Result<(NonBlocking, Flush)> {
 
 /// An error and what caused it, as people read it.
 #[must_use]
-pub fn with_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// How many lines were lost since this was asked last.
 #[must_use]
-pub fn take_lost() -> u64 {
+pub(crate) fn take_lost() -> u64 {
     let lost = log::lost();
     lost - TAKEN.swap(lost, Ordering::Relaxed).min(lost)
 }

@@ -12,7 +12,7 @@ const EACH_WORKER: u64 = 4;
 
 /// The limit of open files (`RLIMIT_NOFILE`), and how many of them pidfds have.
 #[derive(Debug)]
-pub struct OpenFiles {
+pub(crate) struct OpenFiles {
     limit: u64,
     /// One more than there are [`Place`]s.
     places: Arc<()>,
@@ -20,7 +20,7 @@ pub struct OpenFiles {
 
 /// One pidfd may be open for as long as this is held.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     _place: Arc<()>,
 }
 
@@ -40,7 +40,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// There is no room for so many workers, even without any pidfd.
-    pub fn raise(workers: usize) -> Result<Self, TooFew> {
+    pub(crate) fn raise(workers: usize) -> Result<Self, TooFew> {
         let limit = lastgasp_process::open_files::raise().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
             u64::MAX
@@ -56,7 +56,7 @@ impl OpenFiles {
 
     /// A place for one more pidfd, if so many workers leave it.
     #[must_use]
-    pub fn place(&self, workers: usize) -> Option<Place> {
+    pub(crate) fn place(&self, workers: usize) -> Option<Place> {
         let others = Arc::strong_count(&self.places).saturating_sub(1);
         let room = self.limit.saturating_sub(need(workers));
         (u64::try_from(others).is_ok_and(|others| others < room)).then(|| Place { _place: Arc::clone(&self.places) })

@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// An error before any byte of an answer was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiError {
+pub(crate) struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
     /// `error.type`.
@@ -25,7 +25,7 @@ pub struct ApiError {
 impl ApiError {
     /// The request is at fault.
     #[must_use]
-    pub fn invalid(param: Option<&'static str>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: Option<&'static str>, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "invalid_request_error",
@@ -37,7 +37,7 @@ impl ApiError {
 
     /// No worker has this model.
     #[must_use]
-    pub fn unknown_model(model: &str) -> Self {
+    pub(crate) fn unknown_model(model: &str) -> Self {
         Self {
             status: StatusCode::NOT_FOUND,
             kind: "invalid_request_error",
@@ -49,7 +49,7 @@ impl ApiError {
 
     /// Nothing is served there, whatever an engine would say.
     #[must_use]
-    pub fn no_such_path(path: &str) -> Self {
+    pub(crate) fn no_such_path(path: &str) -> Self {
         let message = format!(
             "This router does not serve `{path}` with this method. It serves a closed list of paths under /v1, and \
              /health, /metrics and /workers; write them without `%`, `..`, `//` and a slash at the end."
@@ -59,7 +59,7 @@ impl ApiError {
 
     /// Nobody took the request.
     #[must_use]
-    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
             kind: "server_error",
@@ -71,7 +71,7 @@ impl ApiError {
 
     /// The key is missing or wrong.
     #[must_use]
-    pub fn unauthorized() -> Self {
+    pub(crate) fn unauthorized() -> Self {
         Self {
             status: StatusCode::UNAUTHORIZED,
             kind: "invalid_request_error",
@@ -83,7 +83,7 @@ impl ApiError {
 
     /// The body is larger than the router is set to accept.
     #[must_use]
-    pub fn too_large(limit: usize) -> Self {
+    pub(crate) fn too_large(limit: usize) -> Self {
         Self {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             kind: "invalid_request_error",
@@ -97,21 +97,21 @@ impl ApiError {
 impl ApiError {
     /// As many requests are under way as may be.
     #[must_use]
-    pub fn full(limit: usize) -> Self {
+    pub(crate) fn full(limit: usize) -> Self {
         let message = format!("This router has {limit} requests under way, which is its --max-requests.");
         Self::unavailable("too_many_requests", message)
     }
 
     /// As many bytes of bodies are held as may be.
     #[must_use]
-    pub fn no_room(limit: usize) -> Self {
+    pub(crate) fn no_room(limit: usize) -> Self {
         let message = format!("This router has no room for one more body within {limit} bytes, its --max-bodies.");
         Self::unavailable("too_many_bodies", message)
     }
 
     /// The body took too long to come.
     #[must_use]
-    pub fn too_slow(limit: Duration) -> Self {
+    pub(crate) fn too_slow(limit: Duration) -> Self {
         Self {
             status: StatusCode::REQUEST_TIMEOUT,
             kind: "invalid_request_error",

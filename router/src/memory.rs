@@ -7,7 +7,7 @@ const UNKNOWN: usize = 1024 * 1024 * 1024;
 
 /// Bytes: the machine's, or fewer if a cgroup of the router has a limit.
 #[must_use]
-pub fn usable() -> usize {
+pub(crate) fn usable() -> usize {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text)).unwrap_or(UNKNOWN);
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     limit(Path::new("/sys/fs/cgroup"), &own).map_or(machine, |limit| limit.min(machine))

@@ -10,7 +10,7 @@ const OTHERS: u64 = 128;
 const EACH_THREAD: usize = 4;
 
 /// Raises the limit, and warns if it is too low all the same.
-pub fn raise(args: &Args) {
+pub(crate) fn raise(args: &Args) {
     match lastgasp_process::open_files::raise() {
         Ok(limit) => {
             debug!(limit, "open files");

@@ -89,7 +89,7 @@ struct Draft {
 
 /// All certificates: those being written, and what was seen of workers that seem well.
 #[derive(Debug)]
-pub struct Deaths {
+pub(crate) struct Deaths {
     node: Name,
     trails: HashMap<WorkerId, VecDeque<Entry>>,
     drafts: Vec<Draft>,
@@ -100,7 +100,7 @@ pub struct Deaths {
 impl Deaths {
     /// Certificates of this node.
     #[must_use]
-    pub fn new(node: Name) -> Self {
+    pub(crate) fn new(node: Name) -> Self {
         // The first id seeds this thread's random numbers, which takes longer than a death may.
         let _ = Self::new_id();
         Self { node, trails: HashMap::new(), drafts: Vec::new(), left_out: 0 }
@@ -108,13 +108,13 @@ impl Deaths {
 
     /// A new certificate id.
     #[must_use]
-    pub fn new_id() -> String {
+    pub(crate) fn new_id() -> String {
         Ulid::generate().to_string()
     }
 
     /// Notes evidence about the present life of a worker. While it seems well, only what may turn
     /// out to be the beginning of its end is kept.
-    pub fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
+    pub(crate) fn evidence(&mut self, worker: WorkerId, kind: &Kind, at: Nanos) {
         let good =
             matches!(kind, Kind::Serving { .. } | Kind::ProbeAnswered | Kind::Listening | Kind::CriticalSeen { .. });
         if good && !self.is_open(worker) {
@@ -160,12 +160,12 @@ impl Deaths {
     }
 
     /// Notes a decision or an effect about a worker.
-    pub fn moment(&mut self, worker: WorkerId, kind: MomentKind, what: &'static str, detail: String, at: Nanos) {
+    pub(crate) fn moment(&mut self, worker: WorkerId, kind: MomentKind, what: &'static str, detail: String, at: Nanos) {
         self.push(worker, None, Entry::new(at, kind, what, detail));
     }
 
     /// The same, about a life whose certificate may not be the last that was opened.
-    pub fn moment_of(
+    pub(crate) fn moment_of(
         &mut self,
         worker: WorkerId,
         life: Option<&Incarnation>,
@@ -228,7 +228,7 @@ impl Deaths {
     /// A worker is leaving or lost: its certificate is opened, or goes on under a new id, since
     /// answers to a `drain` and to the `move` after it are counted apart.
     #[expect(clippy::too_many_arguments, reason = "what a certificate begins with")]
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         worker: WorkerId,
         name: &Name,
@@ -268,7 +268,7 @@ impl Deaths {
     }
 
     /// The life is over; the certificate settles from here on.
-    pub fn over(&mut self, worker: WorkerId, cause: &Cause, at: Nanos) {
+    pub(crate) fn over(&mut self, worker: WorkerId, cause: &Cause, at: Nanos) {
         if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             draft.over.get_or_insert(at);
             draft.cause = cause.clone();
@@ -276,7 +276,7 @@ impl Deaths {
     }
 
     /// What of a life that is over is still there.
-    pub fn remaining(&mut self, worker: WorkerId, remaining: Vec<(ProcessId, Arc<str>)>) {
+    pub(crate) fn remaining(&mut self, worker: WorkerId, remaining: Vec<(ProcessId, Arc<str>)>) {
         if let Some(draft) = self.drafts.iter_mut().rev().find(|draft| draft.worker == worker) {
             draft.remaining = remaining;
         }
@@ -284,30 +284,30 @@ impl Deaths {
 
     /// The certificate as far as it is written.
     #[must_use]
-    pub fn so_far(&self, worker: WorkerId, now: Nanos) -> Option<Certificate> {
+    pub(crate) fn so_far(&self, worker: WorkerId, now: Nanos) -> Option<Certificate> {
         let draft = self.drafts.iter().rev().find(|draft| draft.worker == worker)?;
         Some(draft.clone().finish(&self.node, now))
     }
 
     /// Whether a certificate of this worker is being written.
     #[must_use]
-    pub fn is_open(&self, worker: WorkerId) -> bool {
+    pub(crate) fn is_open(&self, worker: WorkerId) -> bool {
         self.drafts.iter().any(|draft| draft.worker == worker)
     }
 
     /// A worker will not be heard of again.
-    pub fn forget(&mut self, worker: WorkerId) {
+    pub(crate) fn forget(&mut self, worker: WorkerId) {
         self.trails.remove(&worker);
     }
 
     /// The worker came back before its end: no death, no certificate.
-    pub fn recovered(&mut self, worker: WorkerId) {
+    pub(crate) fn recovered(&mut self, worker: WorkerId) {
         self.drafts.retain(|draft| draft.worker != worker || draft.over.is_some());
         self.trails.remove(&worker);
     }
 
     /// The record is gone, acknowledged.
-    pub fn withdrawn(&mut self, worker: WorkerId, incarnation: &Incarnation, detail: String, at: Nanos) {
+    pub(crate) fn withdrawn(&mut self, worker: WorkerId, incarnation: &Incarnation, detail: String, at: Nanos) {
         let draft = self.drafts.iter_mut().find(|draft| draft.worker == worker && draft.incarnation == *incarnation);
         if let Some(draft) = draft {
             draft.withdrawn = true;
@@ -316,7 +316,7 @@ impl Deaths {
     }
 
     /// Counts an answer, once per router and phase.
-    pub fn answered(&mut self, answer: &Answer, at: Nanos) {
+    pub(crate) fn answered(&mut self, answer: &Answer, at: Nanos) {
         for draft in self.drafts.iter_mut().filter(|draft| draft.certificate == answer.certificate) {
             let (set, what) = match answer.phase {
                 Phase::Received => (&mut draft.received, "router_received"),
@@ -341,7 +341,7 @@ impl Deaths {
     /// Takes out the certificates that are complete, or have waited long enough.
     /// `routers` is how many routers are expected to answer; `acting` says of which lives the
     /// processes are being seen to, which is waited for.
-    pub fn settled(
+    pub(crate) fn settled(
         &mut self,
         routers: usize,
         acting: impl Fn(WorkerId, &Incarnation) -> bool,
@@ -360,13 +360,13 @@ impl Deaths {
     }
 
     /// How many moments did not fit into their certificates since this was asked last.
-    pub fn take_left_out(&mut self) -> u64 {
+    pub(crate) fn take_left_out(&mut self) -> u64 {
         std::mem::take(&mut self.left_out)
     }
 
     /// Whether some certificate is waiting to be settled.
     #[must_use]
-    pub fn is_settling(&self) -> bool {
+    pub(crate) fn is_settling(&self) -> bool {
         self.drafts.iter().any(|draft| draft.over.is_some())
     }
 }
@@ -417,7 +417,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::fro
 
 /// Keeps certificates on the server, for as long as it takes: it may be full, or not there yet.
 #[derive(Debug, Clone)]
-pub struct Archive {
+pub(crate) struct Archive {
     context: watch::Receiver<Option<jetstream::Context>>,
     /// Where there is no stream for them, they stay with this daemon.
     only_where_there: bool,
@@ -429,13 +429,13 @@ impl Archive {
     /// An archive on the server of this context, once there is one. An observer's certificates go there only
     /// where their stream is: `only_where_there`.
     #[must_use]
-    pub fn new(context: watch::Receiver<Option<jetstream::Context>>, only_where_there: bool, metrics: Metrics) -> Self {
+    pub(crate) fn new(context: watch::Receiver<Option<jetstream::Context>>, only_where_there: bool, metrics: Metrics) -> Self {
         Self { context, only_where_there, room: Arc::new(Semaphore::new(MAX_UNKEPT)), metrics }
     }
 
     /// What keeps one, to be spawned. If too many others wait, it is lost to the server, and counted; the
     /// log and `lastgasp events` have had it.
-    pub fn keep(&self, certificate: &Certificate) -> Option<impl Future<Output = ()> + use<>> {
+    pub(crate) fn keep(&self, certificate: &Certificate) -> Option<impl Future<Output = ()> + use<>> {
         let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
             tracing::error!(certificate = certificate.certificate, "certificate not kept: too many others wait");
             self.metrics.lose(Loss::Certificate, 1);
@@ -491,7 +491,7 @@ async fn publish(
 
 /// Reads the certificates of this node that the server keeps, oldest first: `each` gets the id and
 /// the JSON. Where there are too many, the last one of each worker has to do.
-pub async fn recall(context: jetstream::Context, node: Name, each: impl Fn(&str, &str) + Send) {
+pub(crate) async fn recall(context: jetstream::Context, node: Name, each: impl Fn(&str, &str) + Send) {
     if let Err(error) = try_recall(&context, &node, each).await {
         tracing::debug!(%error, "earlier death certificates not read");
     }

@@ -2,10 +2,10 @@
 //! ("this life must not be listed"), never as a queue of past events.
 
 pub mod actions;
-pub mod deaths;
+pub(crate) mod deaths;
 pub mod discovery;
 pub mod lease;
 pub mod nats;
-pub mod sever;
+pub(crate) mod sever;
 pub mod signals;
 pub mod troubles;

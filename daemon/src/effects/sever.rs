@@ -29,7 +29,7 @@ use crate::sensors::proc::{self, listeners};
 
 /// A connection that was destroyed, as its owner saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Severed {
+pub(crate) struct Severed {
     /// Whose it was.
     pub owner: ProcessId,
     /// Its own end.
@@ -40,7 +40,7 @@ pub struct Severed {
 
 /// Why connections could not be destroyed.
 #[derive(Debug, thiserror::Error)]
-pub enum SeverError {
+pub(crate) enum SeverError {
     /// The network namespace cannot be entered.
     #[error("cannot enter the network namespace of process {process}; that needs CAP_SYS_ADMIN and CAP_SYS_PTRACE")]
     Namespace {
@@ -71,7 +71,7 @@ pub enum SeverError {
 ///
 /// # Errors
 /// See [`SeverError`]. Connections that were destroyed before stay destroyed.
-pub fn sever(owners: &[ProcessId], spared_ports: &[u16]) -> Result<Vec<Severed>, SeverError> {
+pub(crate) fn sever(owners: &[ProcessId], spared_ports: &[u16]) -> Result<Vec<Severed>, SeverError> {
     if owners.is_empty() {
         return Ok(Vec::new());
     }

@@ -16,14 +16,14 @@ use super::namespace::socket;
 
 /// Connects over TCP. A clone connects to the same place.
 #[derive(Debug, Clone, Default)]
-pub struct Dialer {
+pub(crate) struct Dialer {
     namespace: Option<Namespace>,
 }
 
 impl Dialer {
     /// From within that namespace; without one from the daemon's own.
     #[must_use]
-    pub const fn from(namespace: Option<Namespace>) -> Self {
+    pub(crate) const fn from(namespace: Option<Namespace>) -> Self {
         Self { namespace }
     }
 

@@ -11,14 +11,14 @@ use netlink_packet_core::{
 const ANSWER_BYTES: usize = 32 * 1024;
 
 /// A connection to one subsystem of the kernel, in the network namespace of the thread that made it.
-pub struct Netlink(netlink_sys::Socket);
+pub(crate) struct Netlink(netlink_sys::Socket);
 
 impl Netlink {
     /// Connects to the subsystem of this number, as `NETLINK_ROUTE`.
     ///
     /// # Errors
     /// A socket cannot be made.
-    pub fn connect(subsystem: isize) -> io::Result<Self> {
+    pub(crate) fn connect(subsystem: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(subsystem)?;
         socket.bind_auto()?;
         socket.connect(&netlink_sys::SocketAddr::new(0, 0))?;
@@ -29,7 +29,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel refuses, or cannot be understood.
-    pub fn dump<M: NetlinkSerializable + NetlinkDeserializable>(&self, question: M) -> io::Result<Vec<M>> {
+    pub(crate) fn dump<M: NetlinkSerializable + NetlinkDeserializable>(&self, question: M) -> io::Result<Vec<M>> {
         self.send(NLM_F_REQUEST | NLM_F_DUMP, question)?;
         let mut found = Vec::new();
         loop {
@@ -52,7 +52,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel refuses, or cannot be understood.
-    pub fn ask<M, A>(&self, flags: u16, question: M) -> io::Result<Option<A>>
+    pub(crate) fn ask<M, A>(&self, flags: u16, question: M) -> io::Result<Option<A>>
     where
         M: NetlinkSerializable,
         A: NetlinkDeserializable,

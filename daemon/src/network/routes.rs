@@ -21,7 +21,7 @@ use super::netlink::Netlink;
 
 /// Why an address does not belong to a namespace, as far as the host is concerned.
 #[derive(Debug, thiserror::Error)]
-pub enum NotRouted {
+pub(crate) enum NotRouted {
     /// It means another host everywhere, or nobody's.
     #[error("{0} is a loopback, link-local, multicast or unspecified address")]
     Special(IpAddr),
@@ -51,7 +51,7 @@ pub enum NotRouted {
 ///
 /// # Errors
 /// See [`NotRouted`].
-pub fn lead_into(namespace: &Namespace, address: IpAddr) -> Result<(), NotRouted> {
+pub(crate) fn lead_into(namespace: &Namespace, address: IpAddr) -> Result<(), NotRouted> {
     let address = address.to_canonical();
     if is_special(address) {
         return Err(NotRouted::Special(address));

@@ -4,7 +4,7 @@ pub mod ebpf;
 pub mod gpus;
 pub mod health;
 pub mod kmsg;
-pub mod kubelet;
+pub(crate) mod kubelet;
 pub mod pidfd;
 pub mod proc;
 mod sys;

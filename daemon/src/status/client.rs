@@ -11,7 +11,7 @@ use super::proto::status_client::StatusClient;
 
 /// Why a daemon did not tell.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub(crate) enum ClientError {
     /// No socket, or nobody behind it.
     #[error(
         "no daemon answers on {}: {error}; is it running (`lastgasp run`)? If it uses another socket, name it with --socket or LASTGASP_STATUS_SOCKET",
@@ -69,7 +69,7 @@ impl From<tonic::Status> for ClientError {
 ///
 /// # Errors
 /// Nobody is there, or the socket may not be opened.
-pub async fn connect(socket: &Path) -> Result<StatusClient<Channel>, ClientError> {
+pub(crate) async fn connect(socket: &Path) -> Result<StatusClient<Channel>, ClientError> {
     Ok(StatusClient::new(channel(socket).await?))
 }
 
@@ -77,7 +77,7 @@ pub async fn connect(socket: &Path) -> Result<StatusClient<Channel>, ClientError
 ///
 /// # Errors
 /// Nobody is there, or the socket may not be opened.
-pub async fn connect_control(socket: &Path) -> Result<ControlClient<Channel>, ClientError> {
+pub(crate) async fn connect_control(socket: &Path) -> Result<ControlClient<Channel>, ClientError> {
     Ok(ControlClient::new(channel(socket).await?))
 }
 

@@ -10,11 +10,11 @@ use super::proto::{self, Commanded, DrainRequest, UndrainRequest, WithdrawReques
 use crate::core::{Command, RefusedCommand};
 
 /// Longest reason, in bytes: with who asked for it, it fits into a record.
-pub const MAX_REASON: usize = 200;
+pub(crate) const MAX_REASON: usize = 200;
 
 /// Something that a person or a program asks for.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Name of the worker.
     pub worker: String,
     /// What.

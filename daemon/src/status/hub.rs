@@ -10,10 +10,10 @@ use super::{Event, NodeStatus};
 
 /// Events that are remembered. A death makes about four, so this is days of an ordinary node and
 /// all of a bad night.
-pub const HISTORY: usize = 1024;
+pub(crate) const HISTORY: usize = 1024;
 
 /// Death certificates that are remembered.
-pub const DEATHS: usize = 256;
+pub(crate) const DEATHS: usize = 256;
 
 /// How long the supervisor may be silent before `/livez` calls it stuck. It beats at least once a
 /// second; a node that swaps may be much later.
@@ -21,7 +21,7 @@ const STUCK: Duration = Duration::from_secs(30);
 
 /// Where the supervisor puts what readers may know. Cloning is cheap.
 #[derive(Debug, Clone)]
-pub struct StatusHub {
+pub(crate) struct StatusHub {
     inner: Arc<Inner>,
 }
 
@@ -40,7 +40,7 @@ struct Inner {
 impl StatusHub {
     /// A hub that tells `status` until the first [`StatusHub::publish`].
     #[must_use]
-    pub fn new(status: NodeStatus) -> Self {
+    pub(crate) fn new(status: NodeStatus) -> Self {
         let inner = Inner {
             status: watch::Sender::new(Arc::new(status)),
             history: Mutex::default(),
@@ -53,7 +53,7 @@ impl StatusHub {
     }
 
     /// Replaces what is known. Never blocks; who watches is woken if anything is different.
-    pub fn publish(&self, status: NodeStatus) {
+    pub(crate) fn publish(&self, status: NodeStatus) {
         self.inner.status.send_if_modified(|current| {
             let different = **current != status;
             if different {
@@ -65,18 +65,18 @@ impl StatusHub {
 
     /// What is known now.
     #[must_use]
-    pub fn status(&self) -> Arc<NodeStatus> {
+    pub(crate) fn status(&self) -> Arc<NodeStatus> {
         Arc::clone(&self.inner.status.borrow())
     }
 
     /// What is known now, and a wake-up after every change.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Arc<NodeStatus>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<NodeStatus>> {
         self.inner.status.subscribe()
     }
 
     /// Adds an event. Never blocks; the oldest beyond [`HISTORY`] is forgotten.
-    pub fn event(&self, event: Event) {
+    pub(crate) fn event(&self, event: Event) {
         let event = Arc::new(event);
         let mut history = self.inner.history.lock().unwrap_or_else(PoisonError::into_inner);
         if history.len() == HISTORY {
@@ -89,14 +89,14 @@ impl StatusHub {
 
     /// The remembered events, oldest first, and all that come after them.
     #[must_use]
-    pub fn events(&self) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
+    pub(crate) fn events(&self) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
         let history = self.inner.history.lock().unwrap_or_else(PoisonError::into_inner);
         (history.iter().cloned().collect(), self.inner.live.subscribe())
     }
 
     /// Adds a death certificate, or one that an earlier daemon has written. Never blocks; the oldest
     /// beyond [`DEATHS`] is forgotten.
-    pub fn death(&self, id: &str, certificate_json: &str) {
+    pub(crate) fn death(&self, id: &str, certificate_json: &str) {
         let mut deaths = self.inner.deaths.lock().unwrap_or_else(PoisonError::into_inner);
         deaths.insert(id.to_owned(), certificate_json.into());
         if deaths.len() > DEATHS {
@@ -107,26 +107,26 @@ impl StatusHub {
 
     /// A wake-up after every [`StatusHub::death`].
     #[must_use]
-    pub fn watch_deaths(&self) -> watch::Receiver<u64> {
+    pub(crate) fn watch_deaths(&self) -> watch::Receiver<u64> {
         self.inner.deaths_version.subscribe()
     }
 
     /// The remembered certificates as JSON, oldest first.
     #[must_use]
-    pub fn deaths(&self) -> Vec<Arc<str>> {
+    pub(crate) fn deaths(&self) -> Vec<Arc<str>> {
         let deaths = self.inner.deaths.lock().unwrap_or_else(PoisonError::into_inner);
         deaths.values().cloned().collect()
     }
 
     /// The supervisor's loop turns. Once this was called it must be called every second or so:
     /// `/livez` fails after 30 s without.
-    pub fn beat(&self) {
+    pub(crate) fn beat(&self) {
         *self.inner.last_beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// How long the supervisor's loop has stood still, if that is too long.
     #[must_use]
-    pub fn stuck_for(&self) -> Option<Duration> {
+    pub(crate) fn stuck_for(&self) -> Option<Duration> {
         let last = *self.inner.last_beat.lock().unwrap_or_else(PoisonError::into_inner);
         last.map(|last| last.elapsed()).filter(|silent| *silent > STUCK)
     }

@@ -4,30 +4,30 @@
 //! It runs on a thread of its own and reads only what the supervisor has put into the
 //! [`StatusHub`]; a slow reader never holds up a decision.
 
-pub mod client;
-pub mod control;
+pub(crate) mod client;
+pub(crate) mod control;
 mod http;
 mod hub;
 mod page;
-pub mod render;
+pub(crate) mod render;
 mod server;
 mod service;
-pub mod story;
+pub(crate) mod story;
 #[cfg(test)]
 mod tests;
 
-pub use self::hub::{DEATHS, HISTORY, StatusHub};
-pub use self::proto::{
+pub(crate) use self::hub::StatusHub;
+pub(crate) use self::proto::{
     ContainerStatus, Degradation, Event, LossStatus, NodeStatus, Privileges, ProcessStatus, ProgramStatus,
     RouterStatus, WorkerStatus,
 };
-pub use self::server::{StatusError, StatusServer};
+pub(crate) use self::server::{StatusError, StatusServer};
 
 /// Generated from `proto/status.proto`, which documents it.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated")]
-pub mod proto {
+pub(crate) mod proto {
     tonic::include_proto!("lastgasp.v1");
 
     /// The descriptors of all of it, for reflection.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/status.bin"));
+    pub(crate) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/status.bin"));
 }

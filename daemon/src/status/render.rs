@@ -9,13 +9,13 @@ use super::{ContainerStatus, Degradation, Event, NodeStatus, ProcessStatus, Work
 
 /// The present, as every time in a status is written: RFC 3339 in UTC, to the millisecond.
 #[must_use]
-pub fn now() -> String {
+pub(crate) fn now() -> String {
     time(Timestamp::now())
 }
 
 /// A time as every time in a status is written.
 #[must_use]
-pub fn time(at: Timestamp) -> String {
+pub(crate) fn time(at: Timestamp) -> String {
     format!("{at:.3}")
 }
 
@@ -55,7 +55,7 @@ fn state_colour(state: &str) -> &'static str {
 
 /// The table of `lastgasp status`.
 #[must_use]
-pub fn status(status: &NodeStatus, now: Timestamp, style: Style) -> String {
+pub(crate) fn status(status: &NodeStatus, now: Timestamp, style: Style) -> String {
     let mut out = head(status, now, style);
     if status.workers.is_empty() {
         out.push_str("\nno workers are configured\n");
@@ -164,7 +164,7 @@ fn workers(workers: &[WorkerStatus], now: Timestamp, style: Style) -> String {
 
 /// One worker in full, as `lastgasp status WORKER` shows it.
 #[must_use]
-pub fn worker(node: &str, worker: &WorkerStatus, now: Timestamp, style: Style) -> String {
+pub(crate) fn worker(node: &str, worker: &WorkerStatus, now: Timestamp, style: Style) -> String {
     let WorkerStatus {
         worker: name,
         engine,
@@ -262,7 +262,7 @@ pub(crate) fn table(rows: &[Vec<(String, &str)>], style: Style) -> String {
 
 /// One line of `lastgasp events`.
 #[must_use]
-pub fn event(event: &Event, style: Style) -> String {
+pub(crate) fn event(event: &Event, style: Style) -> String {
     let Event { at, kind, worker, summary, certificate_json: _ } = event;
     let colour = match kind.as_str() {
         "certificate" => RED,
@@ -281,7 +281,7 @@ pub fn event(event: &Event, style: Style) -> String {
 
 /// One line of `lastgasp events --json`: a certificate with all its own fields, or what happened.
 #[must_use]
-pub fn event_json(event: &Event) -> String {
+pub(crate) fn event_json(event: &Event) -> String {
     let Event { at, kind, worker, summary, certificate_json } = event;
     let mut object = Map::new();
     object.insert("event".to_owned(), Value::from(kind.as_str()));

@@ -50,7 +50,7 @@ pub enum StatusError {
 
 /// Both listeners, bound and not yet served.
 #[derive(Debug)]
-pub struct StatusServer {
+pub(crate) struct StatusServer {
     socket: Socket,
     http: std::net::TcpListener,
     listen: SocketAddr,
@@ -65,7 +65,7 @@ impl StatusServer {
     ///
     /// # Errors
     /// Another daemon is there, or one of them cannot be bound.
-    pub fn bind(
+    pub(crate) fn bind(
         config: &StatusConfig,
         hub: StatusHub,
         metrics: Metrics,
@@ -81,7 +81,7 @@ impl StatusServer {
 
     /// The HTTP address, with the port that was taken for port 0.
     #[must_use]
-    pub const fn listen(&self) -> SocketAddr {
+    pub(crate) const fn listen(&self) -> SocketAddr {
         self.listen
     }
 
@@ -90,7 +90,7 @@ impl StatusServer {
     ///
     /// # Errors
     /// Serving ended by itself.
-    pub async fn serve(self) -> Result<(), StatusError> {
+    pub(crate) async fn serve(self) -> Result<(), StatusError> {
         let Self { socket, http, listen, hub, metrics, commands, page } = self;
         let ended = |what: &dyn std::fmt::Display| StatusError::Serve(what.to_string());
         let Socket { listener: unix, file } = socket;

@@ -13,7 +13,7 @@ const CANDIDATES: usize = 8;
 
 /// The certificate that is meant is not there, or not the only one.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoSuchDeath {
+pub(crate) enum NoSuchDeath {
     /// There is none.
     #[error(
         "no death certificate begins with {wanted:?}, and no worker of that name has died; `lastgasp deaths` lists those that are known"
@@ -38,7 +38,7 @@ pub enum NoSuchDeath {
 ///
 /// # Errors
 /// See [`NoSuchDeath`].
-pub fn find<'a>(deaths: &'a [Certificate], wanted: &str) -> Result<&'a Certificate, NoSuchDeath> {
+pub(crate) fn find<'a>(deaths: &'a [Certificate], wanted: &str) -> Result<&'a Certificate, NoSuchDeath> {
     let beginning = wanted.to_ascii_uppercase();
     let fit: Vec<&Certificate> =
         deaths.iter().filter(|death| !wanted.is_empty() && death.certificate.starts_with(&beginning)).collect();
@@ -63,7 +63,7 @@ fn withdrawn_after(death: &Certificate) -> Option<i64> {
 
 /// The table of `lastgasp deaths`, newest first.
 #[must_use]
-pub fn deaths(deaths: &[Certificate], now: Timestamp, style: Style) -> String {
+pub(crate) fn deaths(deaths: &[Certificate], now: Timestamp, style: Style) -> String {
     if deaths.is_empty() {
         return "no worker of this node has died, as far as the daemon and its NATS server remember\n".to_owned();
     }
@@ -91,7 +91,7 @@ pub fn deaths(deaths: &[Certificate], now: Timestamp, style: Style) -> String {
 
 /// One death, as a story.
 #[must_use]
-pub fn death(death: &Certificate, now: Timestamp, style: Style) -> String {
+pub(crate) fn death(death: &Certificate, now: Timestamp, style: Style) -> String {
     let Certificate {
         schema: _,
         certificate,
@@ -161,7 +161,7 @@ fn time_line(timeline: &[Moment], style: Style) -> String {
 
 /// A cause as a sentence without its full stop.
 #[must_use]
-pub fn in_words(cause: &Cause) -> String {
+pub(crate) fn in_words(cause: &Cause) -> String {
     let Cause { kind, signal, exit_status, process, sender, reason } = cause;
     let who = process.as_deref().unwrap_or("a critical process");
     let by_signal = signal.map(|signal| format!(" by signal {signal}{}", signal_name(signal))).unwrap_or_default();

@@ -30,7 +30,7 @@ const STACK: usize = 64 << 10;
 
 /// A process whose memory could not be read in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stuck {
+pub(crate) struct Stuck {
     /// Which process.
     pub id: ProcessId,
     /// Its name, at most 15 bytes.
@@ -109,7 +109,7 @@ fn readers() -> MutexGuard<'static, Readers> {
 
 /// Every process that is known to be stuck, the oldest first.
 #[must_use]
-pub fn stuck() -> Vec<Stuck> {
+pub(crate) fn stuck() -> Vec<Stuck> {
     let mut stuck: Vec<Stuck> = readers().stuck.values().cloned().collect();
     stuck.sort_by_key(|one| (one.since, one.id));
     stuck
@@ -117,7 +117,7 @@ pub fn stuck() -> Vec<Stuck> {
 
 /// What reading is left out, if so many processes are stuck that more than theirs is.
 #[must_use]
-pub fn bound_reached() -> Option<String> {
+pub(crate) fn bound_reached() -> Option<String> {
     let number = readers().stuck.len();
     let whose = if number >= TOO_MANY { "of any user" } else { "of the users who have them" };
     (number >= MAX_STUCK).then(|| format!(
@@ -128,7 +128,7 @@ pub fn bound_reached() -> Option<String> {
 
 /// Whether an error means that the process is stuck, and not that it is gone or may not be read.
 #[must_use]
-pub fn is_stuck(error: &io::Error) -> bool {
+pub(crate) fn is_stuck(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut
 }
 

@@ -6,10 +6,10 @@
 pub mod addresses;
 pub mod cgroup;
 pub mod declare;
-pub mod find;
+pub(crate) mod find;
 pub mod listeners;
-pub mod memory;
-pub mod reach;
+pub(crate) mod memory;
+pub(crate) mod reach;
 mod state;
 pub mod tree;
 

@@ -154,7 +154,7 @@ impl Listens {
 /// In another network namespace the same address may be another's: a loopback address always is, and another one
 /// where the host does not route it there. Where the host's routes may not be seen, the address has to do.
 #[must_use]
-pub fn serves<'a>(root: ProcessId, urls: impl IntoIterator<Item = &'a String>) -> bool {
+pub(crate) fn serves<'a>(root: ProcessId, urls: impl IntoIterator<Item = &'a String>) -> bool {
     let Ok(namespace) = Namespace::of(root) else { return false };
     let is_own = namespace.is_own();
     let is_hosts = Namespace::host().is_ok_and(|host| host == namespace);
@@ -181,7 +181,7 @@ pub fn serves<'a>(root: ProcessId, urls: impl IntoIterator<Item = &'a String>) -
 /// The user who owns the listener of a worker's endpoint, of the sockets that processes of `tree` hold, the root
 /// first.
 #[must_use]
-pub fn owner(tree: &[u32], worker: &WorkerConfig) -> Option<u32> {
+pub(crate) fn owner(tree: &[u32], worker: &WorkerConfig) -> Option<u32> {
     let local = tree.first().and_then(|root| addresses::local(Some(*root)).ok()).unwrap_or_default();
     listeners::owner(tree, local_address(&worker.endpoint, Some(&local)).ok(), worker.port)
 }
