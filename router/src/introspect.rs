@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 5;
 const AT_ONCE: usize = 64;
 
 /// Asks every new listing once, until the sender is gone.
-pub(crate) async fn run(mut arrivals: mpsc::UnboundedReceiver<Arc<Listing>>, client: reqwest::Client) {
+pub async fn run(mut arrivals: mpsc::UnboundedReceiver<Arc<Listing>>, client: reqwest::Client) {
     let room = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(listing) = arrivals.recv().await {
         let (client, room) = (client.clone(), Arc::clone(&room));

@@ -13,7 +13,7 @@ pub mod config;
 pub mod connections;
 pub mod continuation;
 mod errors;
-mod introspect;
+pub mod introspect;
 mod memory;
 pub mod metrics;
 pub mod nats;

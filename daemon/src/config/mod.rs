@@ -28,7 +28,7 @@ pub(crate) use self::build::host_name;
 pub use self::deletion::{HANDOVER, Misfit};
 pub use self::error::{ConfigError, Place, Problem};
 use crate::core::HealthRole;
-pub use crate::core::OnNotServing;
+pub(crate) use crate::core::OnNotServing;
 use crate::engines::Profile;
 pub use crate::engines::Service;
 use crate::notify::NotificationKind;

@@ -18,7 +18,7 @@ pub(super) trait Brake {
 
 /// A verdict that the brake held back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub(crate) struct Held {
     /// Why.
     pub reason: HeldBack,
     /// What the verdict would have been for.

@@ -9,7 +9,7 @@ use super::{Effect, Nanos, State};
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     /// No new work. Streams go on for the window, then those that can be moved are.
     Drain {
         /// How long; the worker's own window without it.

@@ -48,7 +48,7 @@ impl std::fmt::Display for State {
 
 /// One listing of one life: what records, signals and answers agree on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
-pub struct Listing {
+pub(crate) struct Listing {
     /// Which worker.
     pub worker: WorkerId,
     /// Which life.
@@ -59,7 +59,7 @@ pub struct Listing {
 
 /// A timer of one worker. Arming it again moves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Timer {
+pub(crate) enum Timer {
     /// The drain window ends.
     DrainWindow,
     /// A fatal signal was delivered; is the process gone by now?
@@ -85,7 +85,7 @@ pub enum HeldBack {
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// The record must say this.
     List {
         /// Which listing.

@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use lastgasp_protocol::{Cause, Incarnation};
 
-pub use brake::Held;
+pub(crate) use brake::Held;
 use brake::{Brake, NodeBrake};
-pub use command::{Command, RefusedCommand};
-pub use effect::{Effect, HeldBack, Listing, State, Timer};
-pub use evidence::{
-    Addressee, Direction, Evidence, Exit, GpuPolicy, HealthRole, Kind, Nanos, Process, ProcessId, WorkerId,
-};
+pub(crate) use command::{Command, RefusedCommand};
+pub(crate) use effect::{Effect, Listing, Timer};
+pub use effect::{HeldBack, State};
+pub(crate) use evidence::{Addressee, Direction, Exit, Nanos, Process};
+pub use evidence::{Evidence, GpuPolicy, HealthRole, Kind, ProcessId, WorkerId};
 use worker::{Life, Worker};
-pub use worker::{OnNotServing, WorkerPolicy};
+pub(crate) use worker::{OnNotServing, WorkerPolicy};
 
 /// What is configured for the node as a whole.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct Policy {
 
 /// All workers of the node.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     policy: Policy,
     workers: BTreeMap<WorkerId, Worker>,
     soft: VecDeque<Nanos>,
@@ -49,12 +49,12 @@ pub struct Core {
 impl Core {
     /// A core without workers.
     #[must_use]
-    pub const fn new(policy: Policy) -> Self {
+    pub(crate) const fn new(policy: Policy) -> Self {
         Self { policy, workers: BTreeMap::new(), soft: VecDeque::new() }
     }
 
     /// A worker became known. One that is known already keeps its life and has this policy from now on.
-    pub fn add_worker(&mut self, worker: WorkerId, policy: WorkerPolicy) {
+    pub(crate) fn add_worker(&mut self, worker: WorkerId, policy: WorkerPolicy) {
         match self.workers.get_mut(&worker) {
             Some(known) => known.policy = policy,
             None => drop(self.workers.insert(worker, Worker::new(worker, policy))),
@@ -62,12 +62,18 @@ impl Core {
     }
 
     /// A worker will not be heard of again. What comes in about it later changes nothing.
-    pub fn forget_worker(&mut self, worker: WorkerId) {
+    pub(crate) fn forget_worker(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
     }
 
     /// A root process was found for a worker.
-    pub fn found(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, now: Nanos) -> Vec<Effect> {
+    pub(crate) fn found(
+        &mut self,
+        worker: WorkerId,
+        root: ProcessId,
+        incarnation: Incarnation,
+        now: Nanos,
+    ) -> Vec<Effect> {
         let mut out = Vec::new();
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.found(root, incarnation, now, self.policy.hold_down, &mut out);
@@ -76,7 +82,13 @@ impl Core {
     }
 
     /// The record of a worker that registers itself was found, with proof that it is its own.
-    pub fn adopted(&mut self, worker: WorkerId, root: ProcessId, incarnation: Incarnation, epoch: u64) -> Vec<Effect> {
+    pub(crate) fn adopted(
+        &mut self,
+        worker: WorkerId,
+        root: ProcessId,
+        incarnation: Incarnation,
+        epoch: u64,
+    ) -> Vec<Effect> {
         let mut out = Vec::new();
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.adopted(root, incarnation, epoch, &mut out);
@@ -85,21 +97,21 @@ impl Core {
     }
 
     /// The record stands under this epoch, because an earlier daemon had listed the same life.
-    pub fn resumed(&mut self, worker: WorkerId, incarnation: &Incarnation, epoch: u64) {
+    pub(crate) fn resumed(&mut self, worker: WorkerId, incarnation: &Incarnation, epoch: u64) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.resumed(incarnation, epoch);
         }
     }
 
     /// Evidence came in at `now`. It may be older, and it may be about a life that is over.
-    pub fn evidence(&mut self, evidence: &Evidence, now: Nanos) -> Vec<Effect> {
+    pub(crate) fn evidence(&mut self, evidence: &Evidence, now: Nanos) -> Vec<Effect> {
         self.with_worker(evidence.worker, |worker, policy, brake, out| {
             worker.evidence(evidence, now, policy.hold_down, policy.recheck_after, brake, out);
         })
     }
 
     /// A timer that [`Effect::Arm`] asked for is due.
-    pub fn fire(&mut self, worker: WorkerId, timer: Timer, now: Nanos) -> Vec<Effect> {
+    pub(crate) fn fire(&mut self, worker: WorkerId, timer: Timer, now: Nanos) -> Vec<Effect> {
         self.with_worker(worker, |worker, policy, brake, out| {
             worker.fire(timer, now, policy.hold_down, brake, out);
         })
@@ -110,7 +122,7 @@ impl Core {
     ///
     /// # Errors
     /// What is asked for makes no sense where the worker stands; nothing is changed.
-    pub fn command(
+    pub(crate) fn command(
         &mut self,
         worker: WorkerId,
         command: Command,
@@ -124,7 +136,12 @@ impl Core {
     }
 
     /// This life had been taken out of service before the daemon was started.
-    pub fn still_out_of_service(&mut self, worker: WorkerId, incarnation: &Incarnation, cause: Cause) -> Vec<Effect> {
+    pub(crate) fn still_out_of_service(
+        &mut self,
+        worker: WorkerId,
+        incarnation: &Incarnation,
+        cause: Cause,
+    ) -> Vec<Effect> {
         let mut out = Vec::new();
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.still_out_of_service(incarnation, cause, &mut out);
@@ -134,32 +151,32 @@ impl Core {
 
     /// Whether somebody has taken this worker's present life out of service.
     #[must_use]
-    pub fn is_out_of_service(&self, worker: WorkerId) -> bool {
+    pub(crate) fn is_out_of_service(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).and_then(|worker| worker.life.as_ref()).is_some_and(Life::is_out_of_service)
     }
 
     /// Where a worker stands; `None` while no process was found.
     #[must_use]
-    pub fn state(&self, worker: WorkerId) -> Option<State> {
+    pub(crate) fn state(&self, worker: WorkerId) -> Option<State> {
         self.workers.get(&worker)?.life.as_ref().map(|life| life.state)
     }
 
     /// What the record of a worker that serves is about.
     #[must_use]
-    pub fn serving(&self, worker: WorkerId) -> Option<Listing> {
+    pub(crate) fn serving(&self, worker: WorkerId) -> Option<Listing> {
         self.workers.get(&worker)?.serving()
     }
 
     /// Whether this is the present life of a worker, and with an epoch also the listing that is wanted of it.
     #[must_use]
-    pub fn is_present(&self, worker: WorkerId, incarnation: &Incarnation, epoch: Option<u64>) -> bool {
+    pub(crate) fn is_present(&self, worker: WorkerId, incarnation: &Incarnation, epoch: Option<u64>) -> bool {
         let life = self.workers.get(&worker).and_then(|worker| worker.life.as_ref());
         life.is_some_and(|life| life.is(incarnation) && epoch.is_none_or(|epoch| life.is_listed_under(epoch)))
     }
 
     /// The verdict about a worker that is held back, if one is.
     #[must_use]
-    pub fn held_back(&self, worker: WorkerId) -> Option<&Held> {
+    pub(crate) fn held_back(&self, worker: WorkerId) -> Option<&Held> {
         self.workers.get(&worker)?.life.as_ref()?.held.as_ref()
     }
 

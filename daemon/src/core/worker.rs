@@ -33,7 +33,7 @@ pub enum OnNotServing {
 
 /// What is configured for one worker, as far as decisions depend on it.
 #[derive(Debug, Clone)]
-pub struct WorkerPolicy {
+pub(crate) struct WorkerPolicy {
     /// How long streams are left alone when the worker leaves on purpose.
     pub drain_window: Duration,
     /// How long probes go unanswered before the worker is hung.

@@ -429,7 +429,11 @@ impl Archive {
     /// An archive on the server of this context, once there is one. An observer's certificates go there only
     /// where their stream is: `only_where_there`.
     #[must_use]
-    pub(crate) fn new(context: watch::Receiver<Option<jetstream::Context>>, only_where_there: bool, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        context: watch::Receiver<Option<jetstream::Context>>,
+        only_where_there: bool,
+        metrics: Metrics,
+    ) -> Self {
         Self { context, only_where_there, room: Arc::new(Semaphore::new(MAX_UNKEPT)), metrics }
     }
 

@@ -25,6 +25,7 @@ pub(crate) use self::server::{StatusError, StatusServer};
 
 /// Generated from `proto/status.proto`, which documents it.
 #[expect(clippy::allow_attributes_without_reason, reason = "generated")]
+#[allow(unreachable_pub, reason = "generated; the lint sees it with some targets only")]
 pub(crate) mod proto {
     tonic::include_proto!("lastgasp.v1");
 

@@ -14,6 +14,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_request, server_reflection_response};
 
 use super::client::{self, ClientError};
+use super::hub::HISTORY;
 use super::proto::{EventsRequest, GetStatusRequest, WatchStatusRequest};
 use super::*;
 use crate::config::StatusConfig;
