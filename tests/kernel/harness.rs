@@ -61,7 +61,7 @@ impl Kernel {
     /// Everything seen so far, of every kind, also what is still in the ring.
     pub(crate) fn seen(&mut self) -> &[Event] {
         let Self { events, seen, .. } = self;
-        let drained = events.drain(|event| seen.push(*event));
+        let drained = events.drain(1 << 20, |event| seen.push(*event));
         assert_eq!(drained.undecodable, 0, "object and daemon disagree");
         seen
     }

@@ -22,6 +22,7 @@ mod declared_elsewhere;
 mod declared_worker;
 mod dynamo;
 mod engine_core_killed;
+mod floods;
 mod history;
 mod hostile_names;
 mod infera;

@@ -12,6 +12,7 @@ mod declare;
 mod degraded;
 mod gpu;
 mod hints;
+mod looks;
 mod notifications;
 mod report;
 mod scan;
@@ -56,6 +57,7 @@ use crate::sensors::proc::{self, listeners};
 use crate::status::StatusHub;
 use crate::status::control::Request;
 
+use looks::{Begin, Looks};
 use scan::ProcessLook;
 pub use sidecar::{SidecarError, SidecarOptions};
 use slots::Slots;
@@ -66,6 +68,10 @@ pub use start::{RunError, RunOptions, run};
 const TICK: Duration = Duration::from_secs(1);
 /// How long after a change the status is published: what comes together is published together.
 const SETTLE_STATUS: Duration = Duration::from_millis(20);
+/// Events that are taken from the ring before anything else has its turn.
+const EVENTS_A_TURN: usize = 512;
+/// Other inputs that have their turn before the ring has its next one.
+const OTHERS_A_TURN: usize = 64;
 /// With kernel events the tree is only reconciled every so many ticks.
 const TREE_TICKS: u64 = 10;
 
@@ -123,14 +129,16 @@ struct WorkerSlot {
 
 /// What other tasks tell the supervisor.
 enum Message {
-    /// A pidfd became readable.
-    Exited(ProcessId, Exit),
     /// A scan of `/proc` is complete.
     Scanned(Vec<scan::Sighting>),
-    /// A process whose names have changed was looked at.
-    LookedAt(WorkerId, ProcessLook),
-    /// A closed listener was looked at: nobody listens on the port any more.
-    NoListenerLeft(Evidence),
+    /// A process whose names have changed was looked at, or is gone.
+    LookedAt(WorkerId, ProcessId, Option<ProcessLook>),
+    /// The pause before the next look at a process is over.
+    LookAgain(ProcessId),
+    /// The port of a closed listener was looked at. With evidence, if nobody listens there any more.
+    ListenerLookedAt(WorkerId, Option<Evidence>),
+    /// The pause before the next look at a worker's port is over.
+    ListenerAgain(WorkerId),
     /// The kernel's log said something.
     Kmsg(kmsg::LogEntry),
     /// It was looked who holds the GPU of a fault that names no process.
@@ -192,6 +200,12 @@ struct Supervisor {
     /// Notes that are written once that has left, with the time of each decision.
     due_notes: Vec<(Effect, Nanos)>,
     observations: Vec<Observation>,
+    /// Looks at processes whose names change.
+    process_looks: Looks<ProcessId, ()>,
+    /// Looks at the ports of workers whose listeners close, and what the last event was evidence of.
+    listener_looks: Looks<WorkerId, (u16, Evidence)>,
+    /// Where pidfds report.
+    exits: mpsc::UnboundedSender<(ProcessId, Exit)>,
     /// Critical processes that have no pidfd.
     without_pidfd: Vec<ProcessId>,
     open_files: OpenFiles,
@@ -226,6 +240,8 @@ struct Inputs {
     answers: mpsc::UnboundedReceiver<Answered>,
     commands: mpsc::Receiver<Request>,
     leases: mpsc::UnboundedReceiver<LeaseEvent>,
+    /// Processes whose pidfd became readable.
+    exits: mpsc::UnboundedReceiver<(ProcessId, Exit)>,
 }
 
 impl Supervisor {
@@ -233,13 +249,21 @@ impl Supervisor {
     async fn run(mut self, mut inputs: Inputs, mut shutdown: start::Shutdown) -> Result<(), RunError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // How many others have their turn before the ring, which had its own and still holds events.
+        let mut others = 0_usize;
         loop {
             let due = self.next_timer();
+            others = others.saturating_sub(1);
             tokio::select! {
                 biased;
-                readable = ring_readable(self.events.as_ref()) => {
-                    if readable { self.drain_ring(); } else { self.lose_ring(); }
+                readable = ring_readable(self.events.as_ref()), if others == 0 => {
+                    if !readable {
+                        self.lose_ring();
+                    } else if self.drain_ring() {
+                        others = OTHERS_A_TURN;
+                    }
                 }
+                Some((id, exit)) = inputs.exits.recv() => self.exited(id, exit),
                 Some(evidence) = inputs.health.recv() => self.evidence(evidence),
                 Some(message) = inputs.messages.recv() => self.message(message),
                 Some((worker, outcome)) = inputs.outcomes.recv() => self.outcome(worker, outcome),
@@ -251,6 +275,8 @@ impl Supervisor {
                 () = tokio::time::sleep_until(self.publish_at.unwrap_or(due)), if self.publish_at.is_some() => {
                     self.publish_status();
                 }
+                // Nothing else is due.
+                () = tokio::task::yield_now(), if others > 0 => others = 0,
                 signal = shutdown.asked() => {
                     self.service_manager.stopping();
                     if !self.leave() {
@@ -278,12 +304,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// From the ring buffer to what the core wants done.
-    fn drain_ring(&mut self) {
-        let Some(events) = self.events.as_mut() else { return };
+    /// From the ring buffer to what the core wants done. True: there may be more.
+    fn drain_ring(&mut self) -> bool {
+        let Some(events) = self.events.as_mut() else { return false };
         let (processes, observations) = (&mut self.processes, &mut self.observations);
         let mut unwatched = 0;
-        let drained = events.drain(|event| {
+        let drained = events.drain(EVENTS_A_TURN, |event| {
             unwatched += u64::from(event.flags.contains(EventFlags::NOT_WATCHED));
             observations.extend(processes.event(event));
         });
@@ -300,6 +326,7 @@ impl Supervisor {
         // The buffer is kept, so that the next burst finds its room.
         self.observations = observations;
         self.look_at_strangers();
+        drained.more
     }
 
     fn lose_ring(&mut self) {
@@ -318,12 +345,8 @@ impl Supervisor {
             Observation::Critical { worker: _, root: _, id } => self.watch_critical(id),
             Observation::LookAt(id) => {
                 let Some(worker) = self.processes.get(id).map(|tracked| tracked.worker) else { return };
-                let messages = self.messages.clone();
-                tokio::task::spawn_blocking(move || {
-                    if let Some(looked) = ProcessLook::at(id) {
-                        let _ = messages.send(Message::LookedAt(worker, looked));
-                    }
-                });
+                let begin = self.process_looks.ask(id, worker, ());
+                self.look_at_processes(begin);
             }
             Observation::Executed(id) => self.executed(id),
             Observation::StrangerExecuted(id) => self.declarations.stranger_executed(id.tgid),
@@ -338,14 +361,47 @@ impl Supervisor {
             Observation::Rescan(_) => self.rescan = true,
             Observation::ListenerClosed { worker, root, port, exiting, at } => {
                 let evidence = Evidence { worker, root, kind: Kind::ListenerClosed { exiting }, at };
-                let messages = self.messages.clone();
-                tokio::task::spawn_blocking(move || {
-                    // Where it cannot be looked up, the process evidence has to do.
-                    if listeners::listening(Some(root.tgid), port).is_ok_and(|listening| !listening) {
-                        let _ = messages.send(Message::NoListenerLeft(evidence));
-                    }
-                });
+                let begin = self.listener_looks.ask(worker, worker, (port, evidence));
+                self.look_at_listeners(begin);
             }
+        }
+    }
+
+    /// Looks, on blocking threads, at a process whose names have changed, and at those that had to wait.
+    fn look_at_processes(&mut self, begin: Option<Begin<ProcessId, ()>>) {
+        let mut next = begin;
+        while let Some(Begin { key: id, worker, what: () }) = next.or_else(|| self.process_looks.next()) {
+            let messages = self.messages.clone();
+            tokio::task::spawn_blocking(move || {
+                let _ = messages.send(Message::LookedAt(worker, id, ProcessLook::at(id)));
+            });
+            next = None;
+        }
+    }
+
+    /// The same at the port of a worker one of whose listeners was closed.
+    fn look_at_listeners(&mut self, begin: Option<Begin<WorkerId, (u16, Evidence)>>) {
+        let mut next = begin;
+        while let Some(Begin { key: worker, what: (port, evidence), .. }) = next.or_else(|| self.listener_looks.next())
+        {
+            let messages = self.messages.clone();
+            tokio::task::spawn_blocking(move || {
+                // Where it cannot be looked up, the process evidence has to do.
+                let none_left = listeners::listening(Some(evidence.root.tgid), port).is_ok_and(|listening| !listening);
+                let _ = messages.send(Message::ListenerLookedAt(worker, none_left.then_some(evidence)));
+            });
+            next = None;
+        }
+    }
+
+    /// Sends a message once a pause is over.
+    fn send_after(&self, pause: Option<Duration>, message: Message) {
+        if let Some(pause) = pause {
+            let messages = self.messages.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(pause).await;
+                let _ = messages.send(message);
+            });
         }
     }
 
@@ -427,14 +483,14 @@ impl Supervisor {
         let place = self.open_files.place(self.workers.len()).ok_or(PidfdError::TooManyFiles(id))?;
         match PidFd::open(id) {
             Ok(pidfd) => {
-                let messages = self.messages.clone();
+                let exits = self.exits.clone();
                 tokio::spawn(async move {
                     let exit = pidfd.exited().await;
                     drop((pidfd, place));
-                    let _ = messages.send(Message::Exited(id, exit));
+                    let _ = exits.send((id, exit));
                 });
             }
-            Err(PidfdError::Gone(_)) => drop(self.messages.send(Message::Exited(id, Exit::Unknown))),
+            Err(PidfdError::Gone(_)) => drop(self.exits.send((id, Exit::Unknown))),
             Err(error) => return Err(error),
         }
         Ok(())
@@ -451,36 +507,60 @@ impl Supervisor {
                 self.without_pidfd.push(id);
             } else {
                 let exit = proc::zombie_wait_status(id).map_or(Exit::Unknown, Exit::from_wait_status);
-                let _ = self.messages.send(Message::Exited(id, exit));
+                let _ = self.exits.send((id, exit));
             }
         }
     }
 
+    /// A pidfd became readable.
+    fn exited(&mut self, id: ProcessId, exit: Exit) {
+        let at = proc::monotonic_now();
+        if let Some(tracked) = self.processes.get(id)
+            && !tracked.exit_seen
+            && self.programs.is_some()
+        {
+            self.metrics.deaths_seen_only_by_pidfd.inc();
+            // The ring may have been full.
+            self.count_losses();
+        }
+        if let Some(evidence) = self.processes.gone(id, exit, at) {
+            self.evidence(evidence);
+        }
+        self.unwatch(id);
+        if self.processes.get(id).is_some_and(|tracked| tracked.id != tracked.root) {
+            self.processes.remove(id);
+        }
+        self.rescan = true;
+    }
+
     fn message(&mut self, message: Message) {
         match message {
-            Message::Exited(id, exit) => {
-                let at = proc::monotonic_now();
-                if let Some(tracked) = self.processes.get(id)
-                    && !tracked.exit_seen
-                    && self.programs.is_some()
-                {
-                    self.metrics.deaths_seen_only_by_pidfd.inc();
-                    // The ring may have been full.
-                    self.count_losses();
+            Message::Scanned(sightings) => self.scanned(sightings),
+            Message::LookedAt(worker, id, looked) => {
+                let pause = self.process_looks.ended(id);
+                self.send_after(pause, Message::LookAgain(id));
+                if let Some(looked) = looked {
+                    self.seen(worker, &looked);
                 }
-                if let Some(evidence) = self.processes.gone(id, exit, at) {
+                self.look_at_processes(None);
+            }
+            Message::LookAgain(id) => {
+                self.process_looks.resume(id);
+                self.look_at_processes(None);
+            }
+            Message::Served(worker, root, serves) => self.served(worker, root, serves),
+            Message::ListenerLookedAt(worker, evidence) => {
+                let pause = self.listener_looks.ended(worker);
+                self.send_after(pause, Message::ListenerAgain(worker));
+                if let Some(evidence) = evidence {
                     self.evidence(evidence);
                 }
-                self.unwatch(id);
-                if self.processes.get(id).is_some_and(|tracked| tracked.id != tracked.root) {
-                    self.processes.remove(id);
-                }
-                self.rescan = true;
+                self.look_at_listeners(None);
             }
-            Message::Scanned(sightings) => self.scanned(sightings),
-            Message::LookedAt(worker, looked) => self.seen(worker, &looked),
-            Message::Served(worker, root, serves) => self.served(worker, root, serves),
-            Message::NoListenerLeft(evidence) => self.evidence(evidence),
+            Message::ListenerAgain(worker) => {
+                self.listener_looks.resume(worker);
+                self.look_at_listeners(None);
+            }
             Message::Kmsg(entry) => self.kmsg(entry),
             Message::GpuHeld(fault, holders) => self.gpu_held(&fault, holders),
             Message::Rechecked(worker, root, process, presence) => {
@@ -543,7 +623,7 @@ impl Supervisor {
         self.ticks += 1;
         self.service_manager.alive();
         // Belt and braces: a record that was committed without a wake-up.
-        self.drain_ring();
+        let _ = self.drain_ring();
         self.count_losses();
         if self.ticks.is_multiple_of(TREE_TICKS) {
             self.sweep_watched();

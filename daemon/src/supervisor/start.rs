@@ -32,6 +32,7 @@ use crate::status::{NodeStatus, StatusError, StatusHub, StatusServer};
 
 use super::declare::{Declarations, Origin};
 use super::degraded::NoEbpf;
+use super::looks::Looks;
 use super::notifications::Notifications;
 use super::report::Ready;
 use super::sidecar::{Sidecar, SidecarOptions};
@@ -226,6 +227,7 @@ async fn main(
     let (lease_tx, mut lease_events) = mpsc::unbounded_channel();
     let (leases_tx, leases) = mpsc::unbounded_channel();
     let (messages, message_inbox) = mpsc::unbounded_channel();
+    let (exits_tx, exits) = mpsc::unbounded_channel();
     let (outcomes_tx, outcomes) = mpsc::unbounded_channel();
     let (answers_tx, answers) = mpsc::unbounded_channel();
     let (health_tx, health) = mpsc::unbounded_channel();
@@ -343,6 +345,9 @@ async fn main(
         outgoing: Vec::new(),
         due_notes: Vec::new(),
         observations: Vec::with_capacity(64),
+        process_looks: Looks::default(),
+        listener_looks: Looks::default(),
+        exits: exits_tx,
         without_pidfd: Vec::new(),
         open_files,
         publish_at: None,
@@ -362,7 +367,7 @@ async fn main(
         service_manager: ServiceManager::new(),
         config,
     };
-    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, commands, leases };
+    let inputs = Inputs { messages: message_inbox, health, outcomes, answers, commands, leases, exits };
     for worker in config_workers {
         supervisor.add_worker(Arc::new(worker), None);
     }

@@ -83,6 +83,26 @@ enum Victim {
     Accept,
     /// Join the cgroup whose directory this is, and allocate until it is full.
     Allocate { cgroup: std::path::PathBuf },
+    /// Take one name after the other, as fast as possible, until the parent ends. It reads nothing.
+    RenameFlood,
+    /// Listen on this port of `::1` and close it again, as fast as possible, until the parent ends. It reads nothing.
+    ListenerFlood { port: u16 },
+}
+
+fn end_with_parent() {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("prctl");
+}
+
+fn listen_once(port: u16) -> nix::Result<()> {
+    use nix::sys::socket::{self, sockopt};
+    let (family, kind) = (socket::AddressFamily::Inet6, socket::SockType::Stream);
+    let socket = socket::socket(family, kind, socket::SockFlag::SOCK_CLOEXEC, None)?;
+    // Beside the engine's, which is an IPv4 address.
+    socket::setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+    socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    let address = std::net::SocketAddrV6::new(std::net::Ipv6Addr::LOCALHOST, port, 0, 0);
+    socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &socket::SockaddrIn6::from(address))?;
+    socket::listen(&socket, socket::Backlog::new(1)?)
 }
 
 fn main() -> ExitCode {
@@ -107,6 +127,21 @@ fn main() -> ExitCode {
             ready("");
             wait();
             return ExitCode::from(status);
+        }
+        Victim::RenameFlood => {
+            end_with_parent();
+            for number in (0..8_u8).cycle() {
+                let name = std::ffi::CString::new(format!("name-{number}")).expect("no NUL");
+                nix::sys::prctl::set_name(&name).expect("prctl");
+            }
+        }
+        Victim::ListenerFlood { port } => {
+            end_with_parent();
+            loop {
+                if let Err(error) = listen_once(port) {
+                    return fail("listen", &error.into());
+                }
+            }
         }
         Victim::ThreadsExit { count } => {
             let all = Arc::new(Barrier::new(count));

@@ -23,6 +23,8 @@ pub struct Drained {
     /// Records that are no event of a kind that this build knows. Anything but
     /// zero means that object and daemon do not belong together.
     pub undecodable: usize,
+    /// There may be more.
+    pub more: bool,
 }
 
 /// The events of the kernel programs, in the order in which they happened.
@@ -56,31 +58,35 @@ impl Events {
         self.ring.readable().await.map(|mut guard| guard.retain_ready())
     }
 
-    /// Hands every event in the ring to `each`, and returns when it is empty.
+    /// Hands events in the ring to `each`, `most` at the most: whoever fills the ring in a loop holds up nothing else.
     ///
     /// `each` gets a copy: an item left in the ring holds up all that follow. It
     /// is safe, and cheap, to call this by a timer too.
-    pub fn drain(&mut self, mut each: impl FnMut(&Event)) -> Drained {
+    pub fn drain(&mut self, most: usize, mut each: impl FnMut(&Event)) -> Drained {
         let Self { ring, watched } = self;
         let mut drained = Drained::default();
-        // Empties first and clears the readiness then; a wake-up in between stays.
+        // Empties first and clears the readiness then; a wake-up in between stays. Where more is left, the readiness
+        // stays too.
         let _cleared: io::Result<()> = ring.try_io_mut(Interest::READABLE, |ring| {
-            empty(ring, watched, &mut drained, &mut each);
-            Err(io::ErrorKind::WouldBlock.into())
+            take(ring, watched, most, &mut drained, &mut each);
+            if drained.more { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
         });
         // For the timer, which comes without readiness.
-        empty(ring.get_mut(), watched, &mut drained, &mut each);
+        if !drained.more {
+            take(ring.get_mut(), watched, most, &mut drained, &mut each);
+        }
         drained
     }
 }
 
-fn empty(
+fn take(
     ring: &mut RingBuf<MapData>,
     watched: &HashMap<MapData, u32, Watched>,
+    most: usize,
     drained: &mut Drained,
     each: &mut impl FnMut(&Event),
 ) {
-    loop {
+    for _ in 0..most {
         // The item is dropped, and its room given back, before anybody acts on the event.
         let event = match ring.next() {
             Some(item) => Event::from_bytes(&item),
@@ -100,6 +106,7 @@ fn empty(
             }
         }
     }
+    drained.more = true;
 }
 
 /// Older kernels tell only the OOM victim's thread id. Its process, while it is
