@@ -77,7 +77,7 @@ pub struct Args {
     pub stall_timeout: Option<Duration>,
 
     /// Tell clients which worker answers, in the header `x-lastgasp-worker`, and in comments of a stream that
-    /// a worker is sought and that the stream was moved. Whoever asks then learns names of nodes.
+    /// a worker is sought and that the stream was moved. Clients then learn names of nodes.
     #[arg(long, env = "LASTGASP_TELL_CLIENTS")]
     pub tell_clients: bool,
 
@@ -119,7 +119,7 @@ pub struct Args {
 
     /// File with the keys, one a line, with which engines may be changed through
     /// `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: each goes to every worker that
-    /// serves. They are no keys of clients. By default nobody may.
+    /// serves. They are no keys of clients. By default no client may.
     #[arg(long, value_name = "FILE", env = "LASTGASP_ADMIN_KEY_FILE")]
     pub admin_key_file: Option<PathBuf>,
 

@@ -152,7 +152,7 @@ fn declare(settings: &mut Settings) -> DeclareConfig {
     }
     if enabled && uids.is_empty() && cgroups.is_empty() {
         let place = settings.place("declare.enabled");
-        let message = "is true, but nobody may declare anything; set declare.uids, declare.cgroups or both";
+        let message = "is true, but no process may declare a worker; set declare.uids, declare.cgroups or both";
         settings.refuse(place, "declare.enabled", message);
     }
     DeclareConfig {

@@ -437,7 +437,7 @@ fn nobody_may_declare_a_worker_unless_somebody_is_allowed_to() {
 
     assert_eq!(
         refused("[declare]\nenabled = true\nuids = []\n"),
-        "gpu.toml:2: declare.enabled: is true, but nobody may declare anything; set declare.uids, declare.cgroups or both"
+        "gpu.toml:2: declare.enabled: is true, but no process may declare a worker; set declare.uids, declare.cgroups or both"
     );
     assert_eq!(
         refused("[declare]\nuids = [-1]\ncgroups = [\"kubepods\"]\n"),

@@ -76,7 +76,9 @@ async fn health(config: &WorkerConfig, tgid: Option<u32>, namespace: Option<Name
         let port = config.port;
         return vec![match listening {
             Ok(true) => new(config, "health", Grade::Note, format!("no health address; it listens on port {port}")),
-            Ok(false) => new(config, "health", bad, format!("no health address, and nobody listens on port {port}")),
+            Ok(false) => {
+                new(config, "health", bad, format!("no health address, and no process listens on port {port}"))
+            }
             Err(error) => new(config, "health", bad, format!("no health address; port {port}: {error}")),
         }];
     };

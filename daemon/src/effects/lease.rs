@@ -35,7 +35,7 @@ pub async fn keep(
     troubles: Troubles,
     events: mpsc::UnboundedSender<LeaseEvent>,
 ) {
-    const COST: &str = "routers may take this node for one that nobody watches";
+    const COST: &str = "routers may take this node for one without a daemon";
     let Ok(bucket) = bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
     let Some(bucket) = bucket else { return };
     let key = own.node.token();
@@ -58,7 +58,7 @@ pub async fn keep(
             Ok(expect) => bucket.put(&key, value.clone(), expect, ttl).await.map_err(|error| {
                 let (why, no_bucket) = (error.to_string(), matches!(error, WriteError::NoBucket));
                 match error.fault() {
-                    None => LeaseCheck::Wait("the lease was changed by somebody else".to_owned()),
+                    None => LeaseCheck::Wait("another daemon changed the lease".to_owned()),
                     Some(fault) => {
                         troubles.bad("lease", fault, why.clone(), COST);
                         LeaseCheck::Trouble { why, no_bucket }

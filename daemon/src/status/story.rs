@@ -173,7 +173,7 @@ pub(crate) fn in_words(cause: &Cause) -> String {
             None => format!("{who} exited"),
         },
         CauseKind::OomKilled => format!("the kernel ran out of memory and killed {who}"),
-        CauseKind::ProcessGone => format!("{who} was found gone; nobody saw how it ended"),
+        CauseKind::ProcessGone => format!("{who} was found gone; no source saw how it ended"),
         CauseKind::Replaced => format!("{who} runs another program now"),
         CauseKind::GpuFault => format!("{who} had a GPU fault that it does not survive"),
         CauseKind::ListenerClosed => "a task that was ending closed the serving port".to_owned(),
