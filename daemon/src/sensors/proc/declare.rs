@@ -497,7 +497,9 @@ mod tests {
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let (reader, writer) = nix::unistd::pipe().unwrap();
         let script = format!(
-            "echo up; read line <&{}; export LASTGASP_WORKER={name} LASTGASP_ENDPOINT={endpoint}; exec sleep 1000",
+            // By its path: dash takes one digit for a descriptor, and other tests have opened files too.
+            "echo up; read line </proc/self/fd/{}; export LASTGASP_WORKER={name} LASTGASP_ENDPOINT={endpoint}; \
+             exec sleep 1000",
             reader.as_raw_fd()
         );
         nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
@@ -511,6 +513,7 @@ mod tests {
         }
         nix::unistd::write(&writer, b"go\n").unwrap();
         while super::super::comm(id.tgid).unwrap() != "sleep" {
+            assert!(super::super::is_alive(id), "the shell has ended");
             std::thread::yield_now();
         }
         let found = (0..=ROUND).any(|_| claims(&mut scanner, &name, &[]).iter().any(|claim| claim.info.id == id));
