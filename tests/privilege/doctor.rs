@@ -61,7 +61,13 @@ async fn all_is_fine_while_daemon_and_engine_run() {
     let daemon = Daemon::start(&config, scene.daemons.path()).await.unwrap();
     scene.listed().await;
     let said = Said::by_root(&config.write(scene.daemons.path()).unwrap()).await;
-    assert_eq!((said.code, said.report["grade"] == "broken"), (0, false), "{:#}", said.report);
+    // Processes of this machine that have nothing to do with the test may hold their memory locked.
+    let findings = said.report["findings"].as_array().unwrap();
+    let bad = findings.iter().filter(|finding| finding["grade"] == "degraded" || finding["grade"] == "broken");
+    let (strangers, bad): (Vec<_>, Vec<_>) =
+        bad.partition(|finding| finding["detail"].as_str().unwrap().contains("has held its memory locked"));
+    assert!(bad.is_empty(), "{bad:#?}");
+    assert_eq!(said.code, i32::from(!strangers.is_empty()), "{:#}", said.report);
     for name in ["btf", "program exit", "without CAP_BPF", "pidfd", "server", "jetstream", "lastgasp_workers"] {
         assert_eq!(said.grade(name), "fine", "{:#}", said.finding(name));
     }

@@ -59,14 +59,14 @@ impl Identity {
     }
 
     /// Whether SIGSTOP has stopped all of its threads: a moment after the signal was sent, later on a busy
-    /// machine (proc_pid_stat(5), `state`).
+    /// machine (proc_pid_stat(5), `state`). One in state D stops before it runs any further.
     pub fn is_stopped(self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
         let mut threads = threads.into_iter().flatten().flatten();
         self.is_alive()
             && threads.all(|thread| {
                 let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 'D']))
             })
     }
 
