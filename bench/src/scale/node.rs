@@ -113,9 +113,9 @@ impl Node {
         let name = Name::new(format!("node-{index:05}")).expect("letters and digits");
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| HarnessError::Nats(error);
         let config = NatsConfig { url: url.to_owned(), login: Default::default() };
-        let standing = Troubles::default();
-        let connected = nats::connect(&config, &name, standing.clone()).await;
-        let (client, link) = connected.map_err(|error| failed(error.into()))?;
+        let troubles = Troubles::default();
+        let connected = nats::connect(&config, &name, troubles.clone()).await;
+        let (client, connection) = connected.map_err(|error| failed(error.into()))?;
         let (opened_tx, mut opened) = watch::channel(None);
         let (nodes_tx, nodes) = watch::channel(None);
         let (lease_tx, mut leases) = mpsc::unbounded_channel();
@@ -127,8 +127,8 @@ impl Node {
         let own = lease::own_lease(name.clone()).map_err(|source| HarnessError::Io { what: "/proc".into(), source })?;
 
         let mut tasks = JoinSet::new();
-        tasks.spawn(nats::keep_open(client.clone(), replicas, link.clone(), standing.clone(), opened_tx));
-        let lease = tasks.spawn(lease::keep(own, LEASE, nodes, standing, lease_tx));
+        tasks.spawn(nats::keep_open(client.clone(), replicas, connection.clone(), troubles.clone(), opened_tx));
+        let lease = tasks.spawn(lease::keep(own, LEASE, nodes, troubles, lease_tx));
         let signals = Signals::new(client, routers, answers_tx, Metrics::new()).await;
         let signals = signals.map_err(|error| failed(error.into()))?;
         tasks.spawn(async move { while answers.recv().await.is_some() {} });
@@ -145,7 +145,7 @@ impl Node {
                 }
             }
         });
-        let ledger = Ledger { bucket: workers, link, present };
+        let ledger = Ledger { bucket: workers, connection, present };
         let workers = (0..WORKERS).map(|worker| {
             let id = WorkerId(index * WORKERS as u32 + worker as u32);
             let worker = Name::new(format!("vllm-{worker}")).expect("letters and digits");

@@ -124,7 +124,7 @@ pub struct Ledger {
     /// The workers' bucket, once it is open and the node's name is ours.
     pub bucket: watch::Receiver<Option<Bucket>>,
     /// The connection to NATS.
-    pub link: watch::Receiver<ConnectionState>,
+    pub connection: watch::Receiver<ConnectionState>,
     /// The keys of this node, each time they were looked at.
     pub present: watch::Receiver<Arc<Present>>,
 }
@@ -289,7 +289,11 @@ impl Task {
             let ready = async {
                 let bucket = self.ledger.bucket.wait_for(Option::is_some).await.map_err(drop)?.clone();
                 // Without a connection a write would only wait in the client's queue.
-                self.ledger.link.wait_for(|link| *link == ConnectionState::Connected).await.map_err(drop)?;
+                self.ledger
+                    .connection
+                    .wait_for(|connection| *connection == ConnectionState::Connected)
+                    .await
+                    .map_err(drop)?;
                 bucket.ok_or(())
             };
             let bucket = tokio::select! {
@@ -301,11 +305,11 @@ impl Task {
             if self.wanted.has_changed().map_err(drop)? {
                 return Ok(());
             }
-            let mut link = self.ledger.link.clone();
+            let mut connection = self.ledger.connection.clone();
             let tried = tokio::select! {
                 biased;
                 tried = self.once(&bucket, wanted) => tried,
-                lost = link.changed() => {
+                lost = connection.changed() => {
                     lost.map_err(drop)?;
                     // Whether it took effect is read after the reconnect.
                     self.known = None;
@@ -325,7 +329,7 @@ impl Task {
                     tokio::select! {
                         () = tokio::time::sleep(wait) => {}
                         // A new connection may be to a server that takes it.
-                        lost = link.changed() => lost.map_err(drop)?,
+                        lost = connection.changed() => lost.map_err(drop)?,
                         changed = self.wanted.changed() => { changed.map_err(drop)?; self.wanted.mark_changed(); return Ok(()) }
                     }
                     pause = (pause * 2).min(BACKOFF.1);

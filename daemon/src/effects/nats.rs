@@ -81,15 +81,15 @@ pub async fn connect(
     node: &Name,
     troubles: Troubles,
 ) -> Result<(Client, watch::Receiver<ConnectionState>), NatsError> {
-    let (link, state) = watch::channel(ConnectionState::Connecting);
+    let (connection, state) = watch::channel(ConnectionState::Connecting);
     let options = patient_login(config, node)?.event_callback(move |event| {
         match &event {
             Event::Connected => {
                 troubles.good("connection");
                 troubles.good("permission");
-                _ = link.send_replace(ConnectionState::Connected);
+                _ = connection.send_replace(ConnectionState::Connected);
             }
-            Event::Disconnected => _ = link.send_replace(ConnectionState::Disconnected),
+            Event::Disconnected => _ = connection.send_replace(ConnectionState::Disconnected),
             _ => {}
         }
         if let Some(fault) = Fault::of_event(&event) {
@@ -150,14 +150,14 @@ fn login(config: &NatsConfig, node: &Name) -> Result<ConnectOptions, NatsError> 
 pub async fn keep_open(
     client: Client,
     replicas: usize,
-    mut link: watch::Receiver<ConnectionState>,
+    mut connection: watch::Receiver<ConnectionState>,
     troubles: Troubles,
     opened: watch::Sender<Option<(jetstream::Context, Buckets)>>,
 ) {
     let context = context(client.clone());
     let mut attempts = 0;
     loop {
-        if link.wait_for(|link| *link == ConnectionState::Connected).await.is_err() {
+        if connection.wait_for(|connection| *connection == ConnectionState::Connected).await.is_err() {
             return;
         }
         let pause = match inspect(&client, &context, replicas, &troubles).await {
@@ -178,7 +178,7 @@ pub async fn keep_open(
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // Another server may have other buckets.
-            lost = link.changed() => if lost.is_err() { return },
+            lost = connection.changed() => if lost.is_err() { return },
         }
     }
 }
@@ -187,14 +187,14 @@ pub async fn keep_open(
 /// there. One that is not there is no fault, and is not made.
 pub async fn look_for(
     client: Client,
-    mut link: watch::Receiver<ConnectionState>,
+    mut connection: watch::Receiver<ConnectionState>,
     troubles: Troubles,
     workers: watch::Sender<Option<Bucket>>,
     routers: watch::Sender<Option<Bucket>>,
 ) {
     let context = context(client);
     loop {
-        if link.wait_for(|link| *link == ConnectionState::Connected).await.is_err() {
+        if connection.wait_for(|connection| *connection == ConnectionState::Connected).await.is_err() {
             return;
         }
         for (name, found) in [(WORKERS_BUCKET, &workers), (ROUTERS_BUCKET, &routers)] {
@@ -214,7 +214,7 @@ pub async fn look_for(
         tokio::select! {
             () = tokio::time::sleep(jittered(INSPECTION)) => {}
             // Another server may have other buckets.
-            lost = link.changed() => if lost.is_err() { return },
+            lost = connection.changed() => if lost.is_err() { return },
         }
     }
 }

@@ -277,7 +277,7 @@ fn is_younger(stored: Timestamp, root: ProcessId) -> bool {
 pub(super) struct OwnRecords {
     pub(super) node: Name,
     pub(super) bucket: watch::Receiver<Option<Bucket>>,
-    pub(super) link: watch::Receiver<ConnectionState>,
+    pub(super) connection: watch::Receiver<ConnectionState>,
     pub(super) troubles: Troubles,
     /// Where registrars learn what is there.
     pub(super) present: watch::Sender<Arc<Present>>,
@@ -294,7 +294,7 @@ impl OwnRecords {
         loop {
             let Ok(open) = self.bucket.wait_for(Option::is_some).await.map(|bucket| bucket.clone()) else { return };
             let Some(open) = open else { return };
-            if self.link.wait_for(|link| *link == ConnectionState::Connected).await.is_err()
+            if self.connection.wait_for(|connection| *connection == ConnectionState::Connected).await.is_err()
                 || self.messages.is_closed()
             {
                 return;
@@ -325,7 +325,7 @@ impl OwnRecords {
         let pause = jittered(LOOK);
         let mut look = tokio::time::interval_at(Instant::now() + pause, pause);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut link = self.link.clone();
+        let mut connection = self.connection.clone();
         loop {
             tokio::select! {
                 change = changes.next() => match change {
@@ -354,7 +354,7 @@ impl OwnRecords {
                     let keys = bucket.keys(&filter).await?.into_iter().collect();
                     self.present.send_replace(Arc::new(Present { asked, keys }));
                 }
-                lost = link.changed() => return lost.map_err(Into::into),
+                lost = connection.changed() => return lost.map_err(Into::into),
             }
         }
     }

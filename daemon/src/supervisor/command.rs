@@ -85,7 +85,7 @@ impl Supervisor {
                 "withdrawn; its streams are moved or ended, its processes are left alone; not listed again until `lastgasp undrain` or a new process".to_owned()
             }
         };
-        if *self.link.borrow() != ConnectionState::Connected {
+        if *self.connection.borrow() != ConnectionState::Connected {
             text.push_str("; NATS is not connected, so the record is changed as soon as it is");
         }
         text

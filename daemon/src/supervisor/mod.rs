@@ -186,7 +186,7 @@ struct Supervisor {
     inherited: Option<adopt::Inherited>,
     /// Lets the registrars begin.
     registrars: WorkersBucket,
-    link: watch::Receiver<ConnectionState>,
+    connection: watch::Receiver<ConnectionState>,
     lease: LeaseEvent,
     routers: watch::Receiver<HashSet<Name>>,
     hub: StatusHub,
@@ -331,8 +331,8 @@ impl Supervisor {
 
     fn lose_ring(&mut self) {
         self.events = None;
-        for (probe, _) in self.programs.take().iter().flat_map(|programs| programs.states()) {
-            self.metrics.kernel_program_attached.with_label_values(&[probe.as_str()]).set(0);
+        for (program, _) in self.programs.take().iter().flat_map(|programs| programs.states()) {
+            self.metrics.kernel_program_attached.with_label_values(&[program.as_str()]).set(0);
         }
         let no_ebpf = degraded::NoEbpf::broken("the ring buffer cannot be polled any more".to_owned());
         no_ebpf.log();

@@ -42,8 +42,8 @@ impl Supervisor {
     pub(super) fn publish_status(&mut self) {
         self.publish_at = None;
         self.hub.beat();
-        let link = *self.link.borrow();
-        self.metrics.nats_connected.set(i64::from(link == ConnectionState::Connected));
+        let connection = *self.connection.borrow();
+        self.metrics.nats_connected.set(i64::from(connection == ConnectionState::Connected));
         let faults: Vec<_> = self.troubles.troubles().iter().map(|(_, trouble)| trouble.fault).collect();
         self.metrics.set_nats_faults(&faults);
         self.metrics.set_death_source(self.death_source());
@@ -54,11 +54,11 @@ impl Supervisor {
             let seconds = since.map_or(0.0, |since| now.since(since).as_secs_f64());
             self.metrics.lost_alive_seconds.with_label_values(&[slot.config.name.as_str()]).set(seconds);
         }
-        let status = self.status(link);
+        let status = self.status(connection);
         self.hub.publish(status);
     }
 
-    fn status(&self, link: ConnectionState) -> NodeStatus {
+    fn status(&self, connection: ConnectionState) -> NodeStatus {
         let now = proc::monotonic_now();
         let stuck = proc::memory::stuck().into_iter().map(|stuck| stuck.to_string());
         let programs = self.programs.as_ref().map(|programs| programs.states()).unwrap_or_default();
@@ -74,7 +74,7 @@ impl Supervisor {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             death_source: self.death_source().as_str().to_owned(),
             death_source_reason: self.no_ebpf.as_ref().map(|no_ebpf| no_ebpf.reason.clone()).unwrap_or_default(),
-            nats: link.as_str().to_owned(),
+            nats: connection.as_str().to_owned(),
             nats_url: self.config.nats.url.clone(),
             lease: match &self.lease {
                 LeaseEvent::Held => "held".to_owned(),

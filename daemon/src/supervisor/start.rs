@@ -215,7 +215,7 @@ async fn main(
     });
 
     let troubles = Troubles::default();
-    let (client, link) = nats::connect(&config.nats, &config.node, troubles.clone()).await?;
+    let (client, connection) = nats::connect(&config.nats, &config.node, troubles.clone()).await?;
     let (workers_bucket, workers_opened) = watch::channel(None);
     let (registrars, registrars_opened): (WorkersBucket, _) = watch::channel(None);
     let (nodes_bucket, nodes_opened) = watch::channel(None);
@@ -240,7 +240,13 @@ async fn main(
         Mode::Enforce => {
             let own_lease = lease::own_lease(config.node.clone()).map_err(io("/proc/sys/kernel/random/boot_id"))?;
             tokio::spawn(lease::keep(own_lease, config.lease_ttl, nodes_opened, troubles.clone(), lease_tx));
-            tokio::spawn(nats::keep_open(client.clone(), config.replicas, link.clone(), troubles.clone(), opened_tx));
+            tokio::spawn(nats::keep_open(
+                client.clone(),
+                config.replicas,
+                connection.clone(),
+                troubles.clone(),
+                opened_tx,
+            ));
             tokio::spawn(async move {
                 let Ok(found) = opened.wait_for(Option::is_some).await.map(|opened| opened.clone()) else { return };
                 let Some((context, Buckets { workers, nodes, routers })) = found else { return };
@@ -262,7 +268,7 @@ async fn main(
         // Nothing is made and nothing is written; what is there is read.
         Mode::Observe => {
             let (routers_bucket, mut routers_opened) = watch::channel(None);
-            let (troubles, up) = (troubles.clone(), link.clone());
+            let (troubles, up) = (troubles.clone(), connection.clone());
             tokio::spawn(nats::look_for(client.clone(), up, troubles, workers_bucket, routers_bucket));
             tokio::spawn(async move {
                 let Ok(found) = routers_opened.wait_for(Option::is_some).await.map(|found| found.clone()) else {
@@ -272,9 +278,9 @@ async fn main(
                     signals::follow_routers(routers, routers_tx).await;
                 }
             });
-            let (context, mut link) = (nats::context(client.clone()), link.clone());
+            let (context, mut connection) = (nats::context(client.clone()), connection.clone());
             tokio::spawn(async move {
-                if link.wait_for(|link| *link == ConnectionState::Connected).await.is_ok() {
+                if connection.wait_for(|connection| *connection == ConnectionState::Connected).await.is_ok() {
                     recalled(context.clone());
                     context_tx.send_replace(Some(context));
                 }
@@ -284,7 +290,7 @@ async fn main(
     let own_records = adopt::OwnRecords {
         node: config.node.clone(),
         bucket: workers_opened,
-        link: link.clone(),
+        connection: connection.clone(),
         troubles: troubles.clone(),
         present: present_tx,
         messages: messages.clone(),
@@ -327,11 +333,11 @@ async fn main(
         signals,
         notifications: Notifications::new(Notifier::start(&config.notify, inferas, dynamos, &side, &metrics)),
         archive: Archive::new(context, config.mode == Mode::Observe, metrics.clone()),
-        ledger: Ledger { bucket: registrars_opened, link: link.clone(), present },
+        ledger: Ledger { bucket: registrars_opened, connection: connection.clone(), present },
         troubles,
         inherited: None,
         registrars,
-        link,
+        connection,
         lease: match config.mode {
             Mode::Enforce => LeaseEvent::Waiting("not connected yet".to_owned()),
             Mode::Observe => LeaseEvent::NotTaken,

@@ -56,21 +56,23 @@ struct Slot {
     lease: LeaseKind,
     /// Until when it may drain, if it does.
     deadline: Option<Timestamp>,
-    standing: ListingState,
+    listing_state: ListingState,
     /// Since when it is [`ListingState::Unknown`], if it is.
     unknown_since: Option<Instant>,
 }
 
 impl Slot {
     fn is_now_unknown(&mut self, now: Instant) {
-        self.standing = ListingState::Unknown;
+        self.listing_state = ListingState::Unknown;
         self.unknown_since.get_or_insert(now);
     }
 
     /// Nobody will say anything about it any more: its node went without a word, long ago.
     fn is_forgotten(&self, now: Instant) -> bool {
         let long = |since| now.saturating_duration_since(since) >= FORGOTTEN;
-        self.standing == ListingState::Unknown && self.listing.in_flight() == 0 && self.unknown_since.is_some_and(long)
+        self.listing_state == ListingState::Unknown
+            && self.listing.in_flight() == 0
+            && self.unknown_since.is_some_and(long)
     }
 }
 
@@ -180,7 +182,7 @@ impl Workers {
                 }
                 // Its streams were sent away since its drain was overdue. It serves after all: it is listed anew.
                 let back = slot.listing.is_condemned() && record.state != WorkerState::Draining;
-                let kept = match slot.standing {
+                let kept = match slot.listing_state {
                     ListingState::Listed | ListingState::Unknown => !back,
                     ListingState::Withdrawn => false,
                     ListingState::Gone => true,
@@ -192,14 +194,14 @@ impl Workers {
                     slot.lease = record.lease;
                     slot.deadline = record.deadline;
                     slot.unknown_since = None;
-                    if slot.standing == ListingState::Unknown {
-                        slot.standing = ListingState::Listed;
+                    if slot.listing_state == ListingState::Unknown {
+                        slot.listing_state = ListingState::Listed;
                     }
                     drop(inner);
                     return self.notify();
                 }
             }
-            slot.standing = ListingState::Gone;
+            slot.listing_state = ListingState::Gone;
             // The same process listed again still runs; another one stands on its grave.
             let lives = slot.listing.incarnation == record.incarnation;
             slot.listing.condemn(if lives { Mode::Handover } else { Mode::Lost }, Why::Superseded);
@@ -212,7 +214,7 @@ impl Workers {
             models: record.models.clone(),
             lease: record.lease,
             deadline: record.deadline,
-            standing: ListingState::Listed,
+            listing_state: ListingState::Listed,
             unknown_since: None,
         };
         let grave = inner
@@ -221,7 +223,7 @@ impl Workers {
             .find(|grave| grave.key == key && grave.incarnation == record.incarnation && grave.epoch >= record.epoch);
         match grave {
             Some(grave) if grave.action == Action::Move => {
-                slot.standing = ListingState::Gone;
+                slot.listing_state = ListingState::Gone;
                 listing.condemn(grave.mode, Why::Signal);
             }
             Some(_) => slot.state = WorkerState::Draining,
@@ -237,8 +239,8 @@ impl Workers {
         let mut inner = self.lock();
         let Some(slot) = inner.slots.get_mut(key).filter(|slot| revision > slot.revision) else { return };
         slot.revision = revision;
-        if slot.standing != ListingState::Gone {
-            slot.standing = ListingState::Withdrawn;
+        if slot.listing_state != ListingState::Gone {
+            slot.listing_state = ListingState::Withdrawn;
         }
         slot.listing.condemn(Mode::Handover, Why::Deleted);
         drop(inner);
@@ -249,7 +251,7 @@ impl Workers {
     /// the case that it cannot. Nothing happens if it is no longer draining.
     pub fn overdue(&self, key: &str, record: &WorkerRecord) {
         if let Some(slot) = self.lock().slots.get(key)
-            && slot.standing == ListingState::Listed
+            && slot.listing_state == ListingState::Listed
             && slot.state == WorkerState::Draining
             && slot.listing.incarnation == record.incarnation
             && slot.listing.epoch == record.epoch
@@ -262,7 +264,7 @@ impl Workers {
     /// A record cannot be read.
     pub fn unknown(&self, key: &str) {
         if let Some(slot) = self.lock().slots.get_mut(key)
-            && slot.standing == ListingState::Listed
+            && slot.listing_state == ListingState::Listed
         {
             slot.is_now_unknown(Instant::now());
         }
@@ -278,7 +280,7 @@ impl Workers {
         let mut inner = self.lock();
         inner.slots.retain(|_, slot| !slot.is_forgotten(now));
         let Some(slot) = inner.slots.get_mut(key) else { return false };
-        match slot.standing {
+        match slot.listing_state {
             ListingState::Listed | ListingState::Unknown => {
                 slot.is_now_unknown(now);
                 true
@@ -300,11 +302,11 @@ impl Workers {
             if present.contains(key) {
                 return true;
             }
-            if slot.standing == ListingState::Listed {
+            if slot.listing_state == ListingState::Listed {
                 slot.is_now_unknown(now);
             }
             // Else nothing is left to be said about it.
-            slot.standing == ListingState::Unknown && !slot.is_forgotten(now) || slot.listing.in_flight() > 0
+            slot.listing_state == ListingState::Unknown && !slot.is_forgotten(now) || slot.listing.in_flight() > 0
         });
         self.notify();
     }
@@ -330,7 +332,7 @@ impl Workers {
                     heard.push(SignalResult::Stale);
                 }
                 Some(slot) => {
-                    if signal.action == Action::Drain && slot.standing == ListingState::Listed {
+                    if signal.action == Action::Drain && slot.listing_state == ListingState::Listed {
                         heard.push(if slot.state == WorkerState::Draining {
                             SignalResult::Repeated
                         } else {
@@ -338,7 +340,7 @@ impl Workers {
                         });
                         slot.state = WorkerState::Draining;
                     } else if signal.action == Action::Move {
-                        slot.standing = ListingState::Gone;
+                        slot.listing_state = ListingState::Gone;
                         found.push(Arc::clone(&slot.listing));
                     } else {
                         heard.push(SignalResult::Repeated);
@@ -372,7 +374,7 @@ impl Workers {
         let now = Instant::now();
         let inner = self.lock();
         let serves = |slot: &Slot| {
-            slot.standing == ListingState::Listed
+            slot.listing_state == ListingState::Listed
                 && slot.state == WorkerState::Serving
                 && (slot.models.is_empty() || slot.models.iter().any(|name| name == model))
                 && !tried.iter().any(|listing| Arc::ptr_eq(listing, &slot.listing))
@@ -429,7 +431,7 @@ impl Workers {
     pub fn models(&self) -> Vec<(String, Option<u64>)> {
         let inner = self.lock();
         let mut models: Vec<(String, Option<u64>)> = Vec::new();
-        for slot in inner.slots.values().filter(|slot| slot.standing == ListingState::Listed) {
+        for slot in inner.slots.values().filter(|slot| slot.listing_state == ListingState::Listed) {
             for model in &slot.models {
                 let length = slot.listing.target(model).max_model_len;
                 match models.iter_mut().find(|(name, _)| name == model) {
@@ -446,7 +448,7 @@ impl Workers {
     /// Listings that may have new work.
     pub fn serving(&self) -> usize {
         let inner = self.lock();
-        let serving = |slot: &&Slot| slot.standing == ListingState::Listed && slot.state == WorkerState::Serving;
+        let serving = |slot: &&Slot| slot.listing_state == ListingState::Listed && slot.state == WorkerState::Serving;
         inner.slots.values().filter(serving).count()
     }
 
@@ -456,8 +458,9 @@ impl Workers {
         let has = |slot: &Slot| {
             model.is_none_or(|model| slot.models.is_empty() || slot.models.iter().any(|name| name == model))
         };
-        let serving =
-            |slot: &&Slot| slot.standing == ListingState::Listed && slot.state == WorkerState::Serving && has(slot);
+        let serving = |slot: &&Slot| {
+            slot.listing_state == ListingState::Listed && slot.state == WorkerState::Serving && has(slot)
+        };
         let mut all: Vec<_> = inner.slots.values().filter(serving).map(|slot| Arc::clone(&slot.listing)).collect();
         all.sort_by_key(|listing| listing.key.to_string());
         all
@@ -473,7 +476,7 @@ impl Workers {
                 worker: slot.listing.key.to_string(),
                 incarnation: slot.listing.incarnation.clone(),
                 epoch: slot.listing.epoch,
-                takes_work: slot.standing == ListingState::Listed && slot.state == WorkerState::Serving,
+                takes_work: slot.listing_state == ListingState::Listed && slot.state == WorkerState::Serving,
                 in_flight: slot.listing.in_flight(),
             })
             .collect();
